@@ -1,0 +1,168 @@
+"""What every dataset reader shares: the arrays it returns, the splits, the fingerprint, and careful file reading."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from dpsweep.errors import UsageError
+
+SPLITS = ("dp_rvfl", "official")
+VERIFIED_SPLIT, VERIFIED_SEED = "dp_rvfl", 2026  # the split whose fingerprints and class counts the readers know
+
+
+class MissingData(UsageError):
+    """A dataset's files are not in the data folder (as opposed to being there and broken)."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One dataset in memory, split and encoded.
+
+    `x_train`, `x_test` are C-contiguous float32: images (n, channels, height, width) in [0, 1], tables (n, features).
+    `y_train`, `y_test` are int64 of shape (n,), in 0..classes-1.
+    """
+
+    name: str
+    kind: str  # "image" or "table"
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    classes: int
+    fingerprint: str  # see `fingerprint()`; read from private data without noise
+    official: bool | None  # are the files the official ones, by known checksum; None where no such checksum exists
+    source: str  # the file(s) read, in words, without the folder
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a verification: `ok` is None where there is nothing to hold `found` against."""
+
+    what: str
+    expected: str
+    found: str
+    ok: bool | None
+
+
+class Reader(Protocol):
+    """A dataset: one class, constructed from the keys of its YAML file that are not reserved."""
+
+    def check(self, data_dir: Path) -> None:
+        """See, without reading them, that the files are there.
+
+        Raises `MissingData` that names what is missing, where it was looked for and what gets it.
+        """
+
+    def load(self, data_dir: Path, split: str, split_seed: int) -> Dataset:
+        """Read, split and encode. `split` is one of `SPLITS`; raises `UsageError` for anything wrong with the files."""
+
+    def verify(self, data_dir: Path) -> list[Finding]:
+        """Hold the files against what is known: checksums, counts, shapes, class balance, fingerprint."""
+
+
+def fingerprint(*arrays: np.ndarray) -> str:
+    """SHA-256, in hex, over the dtype, shape and bytes of C-contiguous arrays, in their order."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape};".encode())
+        digest.update(array.reshape(-1).view(np.uint8))
+    return digest.hexdigest()
+
+
+def assemble(
+    name: str,
+    kind: str,
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    classes: int,
+    official: bool | None,
+    source: str,
+) -> Dataset:
+    """Make a `Dataset` of (x, y) pairs and fingerprint it."""
+    x_train, x_test = (np.ascontiguousarray(x, dtype=np.float32) for x, _ in (train, test))
+    y_train, y_test = (np.ascontiguousarray(y, dtype=np.int64) for _, y in (train, test))
+    mark = fingerprint(x_train, y_train, x_test, y_test)
+    return Dataset(name, kind, x_train, y_train, x_test, y_test, classes, mark, official, source)
+
+
+def permutation(n: int, split: str, split_seed: int) -> np.ndarray:
+    """The permutation that the `dp_rvfl` split cuts: `numpy.random.default_rng(split_seed).permutation(n)`."""
+    if split not in SPLITS:
+        raise UsageError(f"The split {split!r} is not known. Choose one of: {', '.join(SPLITS)}.")
+    if isinstance(split_seed, bool) or not isinstance(split_seed, int) or split_seed < 0:
+        raise UsageError(f"The split seed {split_seed!r} is not a whole number of 0 or more. Give one, such as 2026.")
+    return np.random.default_rng(split_seed).permutation(n)
+
+
+def split_table(n: int, split: str, split_seed: int, source: str) -> tuple[np.ndarray, np.ndarray]:
+    """Record numbers of the training and the test part: 70% and 15% of the permutation, not stratified.
+
+    The 15% between them, the validation part, is never read. Tables have no official split: `official` means the same.
+    """
+    order = permutation(n, split, split_seed)
+    train, test = order[: int(0.70 * n)], order[int(0.85 * n) :]
+    if not len(train) or not len(test):
+        raise UsageError(f"{source} has {n} usable records, too few to split into a training and a test part.")
+    return train, test
+
+
+def split_images(n: int, split: str, split_seed: int, source: str) -> np.ndarray:
+    """Record numbers of the training part, from an official training set of `n`.
+
+    `dp_rvfl`: the first 85% of the permutation, the rest unused. `official`: all, in the files' order. The official
+    test set is kept whole by both.
+    """
+    order = permutation(n, split, split_seed)
+    train = order[: int(0.85 * n)] if split == "dp_rvfl" else np.arange(n)
+    if not len(train):
+        raise UsageError(f"{source} has {n} training images, too few to take 85% of them for training.")
+    return train
+
+
+def require_file(path: Path) -> None:
+    """Raise `UsageError` if `path` exists and is not a file (a folder in its place is a common slip of unpacking)."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is not a file but a folder or a device. Put the data file itself there.")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file; raises `UsageError` when it cannot be read or is empty."""
+    require_file(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}. Check the path and its permissions.") from error
+    if not content:
+        raise UsageError(f"{path} is empty. Fetch it again: the download or copy was probably cut short.")
+    return content
+
+
+def missing(name: str, files: str, data_dir: Path, remedy: str) -> MissingData:
+    """The error for files that are not there; `remedy` is the command or address that gets them."""
+    return MissingData(
+        f"The dataset {name} needs {files}, not found in {data_dir}. {remedy} "
+        "If they are elsewhere, name their folder with data.dir=PATH or the environment variable DPSWEEP_DATA."
+    )
+
+
+def class_counts(labels: np.ndarray, classes: int) -> str:
+    """Records by class, in the order of the labels, as words: "116 96"."""
+    return " ".join(str(count) for count in np.bincount(labels, minlength=classes))
+
+
+def compare(what: str, expected: object, found: object) -> Finding:
+    """A finding that is right when the two read the same."""
+    return Finding(what, str(expected), str(found), str(expected) == str(found))
+
+
+def compare_fingerprint(expected: str | None, dataset: Dataset) -> Finding:
+    """The fingerprint of the split of the paper against the known one, where one is known."""
+    what = f"fingerprint of split {VERIFIED_SPLIT}, seed {VERIFIED_SEED}"
+    if expected is None:
+        return Finding(what, "not known", dataset.fingerprint[:16], None)
+    return compare(what, expected[:16], dataset.fingerprint[:16])
