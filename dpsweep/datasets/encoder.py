@@ -1,4 +1,4 @@
-"""Encoding of tables by bounds and levels that are fixed beforehand, so that nothing is learned from private records."""
+"""Encoding of tables by bounds and levels fixed beforehand, so that nothing is learned from private records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class FixedBoundEncoder:
     def __post_init__(self) -> None:
         for field, (lo, hi) in self.numeric.items():
             if not (math.isfinite(lo) and math.isfinite(hi) and lo < hi):
-                raise UsageError(f"The bounds of {field!r} are {lo} and {hi}. Give two finite numbers, the lower first.")
+                raise UsageError(
+                    f"The bounds of {field!r} are {lo} and {hi}. Give two finite numbers, the lower first."
+                )
         for field, levels in self.categorical.items():
             if not levels or len(set(levels)) != len(levels) or not all(math.isfinite(level) for level in levels):
                 raise UsageError(f"The levels of {field!r} are {list(levels)}. Give one or more distinct numbers.")
