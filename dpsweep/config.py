@@ -1,0 +1,318 @@
+"""Configuration: overrides in, one validated configuration out.
+
+Hydra composes the groups and parses the override grammar. Composing takes about 0.1 s, too long for a suite of
+thousands, so each option is composed once and tasks are put together from the composed nodes. Every error is a
+:class:`~dpsweep.errors.UsageError` that names the key, the value and the remedy.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product, zip_longest
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from dpsweep.errors import UsageError
+
+GROUPS = ("dataset", "model", "mechanism", "epsilon", "seed", "optimizer", "accountant", "executor", "suite")
+NUMBER_GROUPS = ("epsilon", "seed")  # any number is an option of these, whether or not a file of that name exists
+PERFORMANCE = {
+    "engine", "device", "threads", "workers", "physical_batch", "output_dir", "data", "save_model", "on_error",
+    "executor", "suite",
+}  # fmt: skip
+
+class ImpossiblePair(UsageError):
+    """Options that are fine by themselves and can't go together: an error alone, left out of a grid."""
+
+
+Item = tuple[str, Any]  # one override: a dotted key or a group, and its value
+
+
+@dataclass(frozen=True)
+class Config:
+    """A composed and checked configuration.
+
+    Attributes:
+        values: everything, nested, as plain Python values; ``epsilon`` is None for the non-private condition.
+        explicit: the keys that the user set, rather than a default.
+    """
+
+    values: dict[str, Any]
+    explicit: frozenset[str]
+
+
+def config_home() -> Path:
+    """The folder of the groups: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
+
+
+def parse(overrides: Iterable[str], multirun: bool = False) -> list[list[Item]]:
+    """Parse ``key=value`` strings by Hydra's grammar; a multirun is expanded into the product of its sweeps."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import OverrideType, QuotedString
+    from hydra.errors import OverrideParseException
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, QuotedString):
+            return value.text
+        if isinstance(value, list):
+            return [plain(element) for element in value]
+        return value
+
+    axes: list[list[Item]] = []
+    for text in overrides:
+        if "=" not in text:
+            raise UsageError(f"'{text}' is not an override: write key=value, such as epsilon=2 or dataset=heart")
+        try:
+            (override,) = OverridesParser.create().parse_overrides([text])
+        except OverrideParseException as error:
+            reason = str(error).splitlines()[0]
+            raise UsageError(f"'{text}' cannot be read ({reason}); quote special characters: key='\"value\"'") from None
+        if override.type is not OverrideType.CHANGE or override.package:
+            raise UsageError(f"'{text}': every key exists already, so write key=value without +, ~ or @")
+        key = override.key_or_group
+        if not override.is_sweep_override():
+            axes.append([(key, plain(override.value()))])
+        elif multirun:
+            axes.append([(key, plain(value)) for value in override.sweep_iterator()])
+        else:
+            raise UsageError(f"'{text}' names several values: add -m to run them all (dpsweep run -m {text})")
+    return [list(combination) for combination in product(*axes)]
+
+
+class Composer:
+    """Puts configurations together from the groups in conf/ and in the user's own folders."""
+
+    def __init__(self, config_dirs: Sequence[Path] = ()) -> None:
+        for folder in config_dirs:
+            if not folder.is_dir():
+                raise UsageError(f"--config-dir {folder}: there is no such folder")
+            if str(folder.resolve()) not in sys.path:  # the user's classes lie beside their YAML
+                sys.path.append(str(folder.resolve()))
+        self._dirs = tuple(folder.resolve() for folder in config_dirs)
+        self._nodes: dict[tuple[str, str], Any] = {}
+        self._base: dict[str, Any] = {}
+
+    def options(self, group: str) -> list[str]:
+        """The named options of a group, sorted (numbers by size)."""
+        names = {f.stem for home in (config_home(), *self._dirs) for f in (home / group).glob("*.yaml")}
+        return sorted(names, key=lambda name: (_number(name) is None, _number(name) or 0, name))
+
+    def about(self, group: str, name: str) -> str:
+        """One line about an option, from its YAML."""
+        node = self._node(group, name)
+        return str(node.get("about", "")) if isinstance(node, dict) else ""
+
+    def preload(self, wanted: Iterable[Item]) -> None:
+        """Compose many options with few calls: each call takes one option of every group."""
+        columns: dict[str, list[str]] = {group: [] for group in GROUPS}
+        for group, name in dict.fromkeys(wanted):
+            if group in NUMBER_GROUPS and _number(name) is not None:
+                continue
+            if name not in self.options(group):
+                close = difflib.get_close_matches(str(name), self.options(group), n=3)
+                known = ", ".join(self.options(group)) + (", or any number" if group in NUMBER_GROUPS else "")
+                hint = f" Did you mean {' or '.join(close)}?" if close else ""
+                raise UsageError(f"{group}={name}: there is no such {group}.{hint} There are: {known}")
+            if (group, name) not in self._nodes:
+                columns[group].append(name)
+        for names in zip_longest(*columns.values()):
+            chosen = {g: n for g, n in zip(columns, names, strict=True) if n is not None}
+            composed = self._hydra([f"{g}='{n}'" for g, n in chosen.items()])
+            self._nodes.update({(g, n): composed[g] for g, n in chosen.items()})
+
+    def compose(self, items: Iterable[Item]) -> Config:
+        """One configuration: defaults, then group choices, then single values; checked."""
+        items = list(items)
+        choices = [(key, _choice(key, value)) for key, value in items if key in GROUPS]
+        self.preload(choices)
+        if not self._base:
+            self._base = self._hydra([])
+        values = copy.deepcopy(self._base)
+        for group, name in choices:
+            values[group] = self._node(group, name)
+        for key, value in items:
+            if key not in GROUPS:
+                _set(values, key, value)
+        explicit = frozenset(key for key, _ in items)
+        _check_values(values)
+        stand_in = values["mechanism"].get("without_budget", "none")
+        if values["epsilon"] is None and values["mechanism"].get("private", True) and stand_in != "self":
+            self.preload([("mechanism", stand_in)])
+            values["mechanism"] = self._node("mechanism", stand_in)
+        _check_pairs(values, explicit)
+        return Config(values, explicit)
+
+    def _node(self, group: str, name: str) -> Any:
+        number = _number(name) if group in NUMBER_GROUPS else None
+        if number is not None:
+            return number
+        self.preload([(group, name)])
+        return copy.deepcopy(self._nodes[group, name])
+
+    def _hydra(self, overrides: list[str]) -> dict[str, Any]:
+        from hydra import compose, initialize_config_dir
+        from hydra.core.global_hydra import GlobalHydra
+        from hydra.errors import HydraException
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
+
+        if self._dirs:
+            overrides = [*overrides, "hydra.searchpath=[" + ",".join(f"'file://{d}'" for d in self._dirs) + "]"]
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(str(config_home()), version_base="1.3"):
+                return OmegaConf.to_container(compose("config", overrides), resolve=True)  # type: ignore[return-value]
+        except (HydraException, OmegaConfBaseException, YAMLError) as error:
+            where = " ".join(o for o in overrides if not o.startswith("hydra."))
+            raise UsageError(f"the configuration {where} cannot be composed: {error}") from None
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one mapping with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _number(text: Any) -> float | int | None:
+    """The number that a choice of epsilon or seed stands for; None for a name."""
+    if isinstance(text, bool) or text is None:
+        return None
+    try:
+        return int(text)
+    except (ValueError, OverflowError):  # OverflowError: int(inf)
+        try:
+            return float(text)
+        except ValueError:
+            return None
+
+
+def _choice(group: str, value: Any) -> str:
+    if group in NUMBER_GROUPS:
+        return "none" if value is None else repr(value) if isinstance(value, float) else str(value).lower()
+    if not isinstance(value, str):
+        raise UsageError(f"{group}={value}: an option's name is expected, such as {group}={_EXAMPLES.get(group, '...')}")
+    return value
+
+
+_EXAMPLES = {"dataset": "heart", "model": "rvfl", "mechanism": "gaussian", "optimizer": "adam", "accountant": "rdp"}
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    node: Any = values
+    for part in path:
+        node = node.get(part) if isinstance(node, dict) else None
+    if not isinstance(node, dict) or last not in node or last.startswith("_") or last in ("name", "about"):
+        known = [k for k in flatten(values) if not k.endswith((".name", ".about", "._target_"))]
+        close = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+        close = close or [k for k in known if k.rpartition(".")[2] == last][:3]
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise UsageError(f"{key}={value}: there is no key '{key}' here.{hint} `dpsweep run --help` lists them all.")
+    node[last] = _like(key, node[last], value)
+
+
+def _like(key: str, old: Any, value: Any) -> Any:
+    """The value in the type of the one that it replaces (null takes any)."""
+    if isinstance(value, float) and not isfinite(value):
+        raise UsageError(f"{key}={value}: a finite number is needed")
+    if old is None or (type(old) is type(value) and not isinstance(old, dict)):
+        return value
+    if isinstance(old, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if value is None and not isinstance(old, dict):
+        return None
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "a text", list: "a list [a, b]"}
+    raise UsageError(f"{key}={value}: {names.get(type(old), 'a single value under its own key')} is needed, as in {key}={old}")
+
+
+def fraction(value: Any) -> Fraction:
+    """An exact rate from 70/7007, "1/20" or 0.05 (the decimal as written, not its binary neighbour)."""
+    return Fraction(str(value))
+
+
+def _is_int(least: int) -> Any:
+    return lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= least
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+
+
+def _is_rate(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and 0 < fraction(value) <= 1
+    except (ValueError, ZeroDivisionError):
+        return False
+
+
+_COUNT = (lambda v: v is None or _is_int(1)(v), "an integer of at least 1, or null")
+_POSITIVE = (lambda v: _is_real(v) and v > 0, "a finite number above 0")
+_CHECKS: dict[str, tuple[Any, str]] = {
+    "epsilon": (lambda v: v is None or (_is_real(v) and v > 0),
+                "a finite budget above 0, or none for training without privacy"),
+    "delta": (lambda v: _is_real(v) and 0 < v < 1, "a number strictly between 0 and 1, such as 1e-5"),
+    "seed": (lambda v: _is_int(0)(v) and v < 2**63, "an integer from 0 to 2^63-1"),
+    "split": (lambda v: v in ("dp_rvfl", "official"), "dp_rvfl or official"),
+    "split_seed": (_is_int(0), "an integer of at least 0"),
+    "sample_rate": (lambda v: v is None or _is_rate(v), "a rate in (0, 1], such as 0.04 or 70/7007, or null"),
+    "noise.source": (lambda v: v in ("secure", "seeded"), "secure or seeded"),
+    "noise.hardening": (lambda v: v in (None, "sum4"), "null or sum4"),
+    "run": (lambda v: v is None or (isinstance(v, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,40}", v)),
+            "a label of letters, digits, - and _, or null"),
+    "engine": (lambda v: v in ("default", "reference"), "default or reference"),
+    "device": (lambda v: isinstance(v, str) and re.fullmatch(r"auto|cpu|cuda(:\d+)?", v), "auto, cpu or cuda"),
+    "on_error": (lambda v: v in ("continue", "stop"), "continue or stop"),
+    "output_dir": (lambda v: isinstance(v, str) and v != "", "a folder's path"),
+    "data.dir": (lambda v: v is None or (isinstance(v, str) and v != ""), "a folder's path, or null"),
+    "optimizer.lr": _POSITIVE,
+    "mechanism.max_grad_norm": _POSITIVE,
+    "dataset.reference_size": (_is_int(1), "an integer of at least 1"),
+    **{key: _COUNT for key in ("batch_size", "epochs", "steps", "threads", "workers", "physical_batch")},
+}  # fmt: skip
+
+
+def _check_values(values: dict[str, Any]) -> None:
+    flat = flatten(values)
+    for key, (accepts, needed) in _CHECKS.items():
+        if key in flat and not accepts(flat[key]):
+            raise UsageError(f"{key}={flat[key]}: {needed} is needed")
+    values["epsilon"] = None if values["epsilon"] is None else float(values["epsilon"])
+    values["delta"] = float(values["delta"])
+
+
+def _check_pairs(values: dict[str, Any], explicit: frozenset[str]) -> None:
+    mechanism, dataset, model = values["mechanism"], values["dataset"], values["model"]
+    if not mechanism.get("private", True):
+        if "epsilon" in explicit and values["epsilon"] is not None:
+            raise ImpossiblePair(
+                f"mechanism={mechanism['name']} with epsilon={values['epsilon']:g}: this mechanism gives no privacy, so it "
+                "can't meet a budget. Write epsilon=none, or choose a private mechanism such as mechanism=gaussian"
+            )
+        values["epsilon"] = None
+    kinds = model.get("inputs", ["image", "table"])
+    if dataset["kind"] not in kinds:
+        raise ImpossiblePair(
+            f"model={model['name']} with dataset={dataset['name']}: this model reads {' and '.join(kinds)} data and the "
+            f"dataset is of kind {dataset['kind']}. Choose another model or dataset"
+        )
+    given = (values["sample_rate"] is not None, values["steps"] is not None)
+    if any(given) and not all(given):
+        key, other = ("sample_rate", "steps") if given[0] else ("steps", "sample_rate")
+        raise UsageError(f"{key}={values[key]}: sample_rate and steps belong together; give {other} too")
+    for key in ("batch_size", "epochs"):
+        if all(given) and values[key] is not None:
+            raise UsageError(f"{key}={values[key]}: the schedule is already fixed by sample_rate and steps; leave one pair out")
+        if not all(given):
+            values[key] = values[key] or dataset["schedule"][key]

@@ -1,0 +1,218 @@
+"""What a mechanism is: the one place where training becomes private.
+
+A mechanism owns how its noise is calibrated, what happens between the clipped sum and the optimizer, and which
+guarantee that gives. It never touches the dataset: it draws batches and asks for sums through :class:`Data`, whose
+ledger charges every release and refuses what the plan doesn't allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dpsweep.privacy.accounting import Event, SampledGaussian, Unbounded, epsilon
+from dpsweep.privacy.calibration import calibrate
+from dpsweep.privacy.sampling import Everything, Poisson, Shuffle
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from dpsweep.privacy.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The public numbers of a run, fixed before the data is read.
+
+    Attributes:
+        reference_size: N0, a public number, never the count of the private records.
+        sample_rate: q, exact.
+        steps: T.
+        normalizer: m0 = max(1, floor(q N0)), the fixed divisor of every noisy sum.
+        batch_size: for training without privacy, the size of a shuffled batch.
+    """
+
+    reference_size: int
+    sample_rate: Fraction
+    steps: int
+    normalizer: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Account:
+    """How privacy is counted: by which accountant, at which delta."""
+
+    accountant: str
+    delta: float
+
+    def epsilon(self, events: list[tuple[Event, int]]) -> float:
+        """The epsilon that a composition of events satisfies at this delta."""
+        return epsilon(events, self.delta, self.accountant).epsilon
+
+    def noise_multiplier(self, sample_rate: Fraction, steps: int, target: float) -> float:
+        """The least noise (to the search's tolerance) with which `steps` sampled Gaussians satisfy the target epsilon."""
+        return calibrate(sample_rate, steps, target, self.delta, self.accountant).noise_multiplier
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do, fixed before the data is read: the guarantee is this plan's bound.
+
+    Attributes:
+        sampler: how batches are drawn.
+        step_events: the most that one step may charge to the ledger.
+        steps: how many steps are taken, neither more nor fewer.
+        max_grad_norm: C, where the mechanism clips.
+        noise_multiplier: what the account used, where there is one.
+        public: further public numbers of the method, for the record.
+    """
+
+    sampler: Poisson | Shuffle | Everything
+    step_events: tuple[Event, ...]
+    steps: int
+    max_grad_norm: float | None = None
+    noise_multiplier: float | None = None
+    public: Mapping[str, float] = field(default_factory=dict)
+
+    def epsilon(self, account: Account) -> float:
+        """What the whole plan can cost at most."""
+        return account.epsilon([(event, self.steps) for event in self.step_events])
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What a run promises, about whom, and by which argument.
+
+    Attributes:
+        adjacency: ``add_remove``, ``replace_one``, ``replace_features``, or None where nothing is promised.
+        protects: ``record`` or ``features``.
+        epsilon_claimed: by the method's own analysis.
+        epsilon: proved for the released model and fixed before the data was read; None where nothing is proved.
+        epsilon_if_secure: what `epsilon` would be, had the noise not been seeded.
+        epsilon_realised: where the noise used depends on the run, an odometer reading (no guarantee).
+        reason: why `epsilon` is None.
+        text: the guarantee in words, for people.
+    """
+
+    adjacency: str | None
+    protects: str | None
+    epsilon_claimed: float | None
+    epsilon: float | None
+    text: str
+    epsilon_if_secure: float | None = None
+    epsilon_realised: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """An independent sample of record positions, drawn by the plan's sampler; `number` names it in the ledger."""
+
+    number: int
+    indices: np.ndarray
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A sum over one batch, not yet private.
+
+    Attributes:
+        value: shape (trainable parameters,), in their dtype and on their device.
+        batch: the batch that it was formed over.
+        sensitivity: the most by which one record more or less moves it, in l2 norm.
+    """
+
+    value: torch.Tensor
+    batch: Batch
+    sensitivity: float
+
+
+class Data(Protocol):
+    """The one door to the private records."""
+
+    normalizer: int
+
+    def draw(self) -> Batch:
+        """A new independent sample."""
+
+    def clipped_sum(self, batch: Batch, max_grad_norm: float) -> Sum:
+        """The sum over the batch of per-example gradients, each scaled to an l2 norm of at most `max_grad_norm`."""
+
+    def gradient(self, batch: Batch) -> torch.Tensor:
+        """The sum of unclipped per-example gradients: not private, and charged to the ledger as unbounded."""
+
+    def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> torch.Tensor:
+        """The sum plus Gaussian noise of deviation ``noise_multiplier * sensitivity``, charged to the ledger first."""
+
+
+class State:
+    """All that a run carries from step to step.
+
+    The trainable parameters are views into one flat tensor, `theta` of shape (parameters,), so that sums, noise and
+    optimizer work on single vectors. `memory` holds what a mechanism remembers: tensors and numbers only.
+    """
+
+    def __init__(self, plan: Plan, model: torch.nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+        import torch
+
+        self.plan = plan
+        self.model = model
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        self.theta = torch.cat([p.detach().reshape(-1) for p in parameters])
+        for p, view in zip(parameters, self.split(self.theta, parameters), strict=True):
+            p.data = view
+        self.optimizer = optimizer([self.theta])
+        self.memory: dict[str, Any] = {}
+
+    @staticmethod
+    def split(vector: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Views of a flat vector in the shapes of `like`."""
+        pieces = vector.split([p.numel() for p in like])
+        return [piece.view(p.shape) for piece, p in zip(pieces, like, strict=True)]
+
+    def update(self, gradient: torch.Tensor) -> None:
+        """One optimizer step on a flat gradient."""
+        self.theta.grad = gradient
+        self.optimizer.step()
+
+
+class Mechanism:
+    """The face of a mechanism; a subclass gives `calibrate` and `step`, and `guarantee` where it isn't DP-SGD's."""
+
+    def calibrate(self, schedule: Schedule, target: float | None, account: Account) -> Plan:
+        """The plan that meets the target epsilon (None: training without privacy).
+
+        Raises:
+            UsageError: no plan can meet it.
+        """
+        raise NotImplementedError
+
+    def start(self, plan: Plan, model: torch.nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> State:
+        """The state before the first step."""
+        return State(plan, model, optimizer)
+
+    def step(self, state: State, data: Data) -> None:
+        """One step, in the order in which the paper tells it."""
+        raise NotImplementedError
+
+    def guarantee(self, plan: Plan, ledger: Ledger, account: Account, target: float | None) -> Guarantee:
+        """What holds after the run: the plan's bound under add/remove adjacency, if every event has one."""
+        if any(isinstance(event, Unbounded) for event in plan.step_events):
+            reason = "; ".join(e.reason for e in plan.step_events if isinstance(e, Unbounded))
+            return Guarantee(None, None, None, None, f"No privacy: {reason}.", reason=reason)
+        bound = plan.epsilon(account)
+        return Guarantee(
+            "add_remove", "record", target, bound,
+            f"({bound:.6g}, {account.delta:g})-differential privacy of the released model for adding or removing any one "
+            f"training record, by the {account.accountant.upper()} accountant over {plan.steps} steps; the record beside "
+            "the model, other models of the same data and the test metrics are not covered.",
+        )  # fmt: skip
+
+
+def dp_sgd_events(sample_rate: Fraction, noise_multiplier: float) -> tuple[Event, ...]:
+    """What a step charges that releases one clipped sum of one Poisson batch."""
+    return (SampledGaussian(sample_rate, noise_multiplier),)

@@ -1,0 +1,69 @@
+"""Random-feature models: a frozen random representation and a trained head (DP-RVFL paper, sections 3.4 and 3.5)."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from dpsweep.models.base import Model, outputs
+
+PROJECTED = 1024  # width of the projected input x' (equation 15)
+
+
+class RandomFeatures(Model):
+    """RVFL, ELM-SGD, FrozenDenseMatched and LogisticProjected: four settings of one model.
+
+    The input, flattened and projected to 1,024 dimensions by P ~ N(0, 1/1024) where it is wider than `project_above`,
+    feeds h = tanh(x' W + b) with W ~ U(-1, 1) and b ~ U(0, 1) (equations 15 and 16). P and (W, b) are each drawn from a
+    generator of their own seeded with the model seed, so that models of one seed share them.
+
+    Args:
+        shape: of one record.
+        classes: of the labels.
+        seed: of the frozen layers and of the head's initialisation (torch's default).
+        hidden: how many random features; 0 for none.
+        direct_link: whether x' stands beside them in z (equation 18).
+        match_head: whether the hidden layer is as wide as x' and `hidden` together, which gives the head RVFL's size.
+        project_above: the widest input that is not projected.
+    """
+
+    def __init__(self, shape: tuple[int, ...], classes: int, seed: int, hidden: int, direct_link: bool,
+                 match_head: bool, project_above: int) -> None:  # fmt: skip
+        super().__init__()
+        width = prod(shape)
+        self.projection: Tensor | None
+        self.weight: Tensor | None
+        self.bias: Tensor | None
+        self.direct_link = direct_link
+        projection = weight = bias = None
+        if width > project_above:
+            projection = torch.randn(width, PROJECTED, generator=torch.Generator().manual_seed(seed)) / PROJECTED**0.5
+            width = PROJECTED
+        if match_head:
+            hidden += width
+        if hidden:
+            generator = torch.Generator().manual_seed(seed)
+            weight = torch.rand(width, hidden, generator=generator) * 2 - 1
+            bias = torch.rand(hidden, generator=generator)
+        self.register_buffer("projection", projection)
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+        torch.manual_seed(seed)
+        self.head = nn.Linear(hidden + (width if direct_link else 0), outputs(classes))
+
+    def features(self, x: Tensor) -> Tensor:
+        """The frozen representation z, shape (n, features): no gradient flows through it."""
+        with torch.no_grad():
+            x = x.flatten(1)
+            if self.projection is not None:
+                x = x @ self.projection
+            if self.weight is None:
+                return x
+            h = torch.tanh(torch.addmm(self.bias, x, self.weight))
+            return torch.cat([x, h], dim=1) if self.direct_link else h
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, shape (n, outputs)."""
+        return self.head(self.features(x))

@@ -1,0 +1,181 @@
+"""Records: one JSON file a task, written once, verified whenever it is read.
+
+A file that isn't what it should be (torn, edited, of another task) is never read as a result and never overwritten:
+a sweep moves it aside and says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpsweep.errors import UsageError
+from dpsweep.tasks import task_id
+
+SCHEMA = 1
+
+
+@dataclass
+class Scan:
+    """What a records folder holds: valid records, and the files that are none, each with the reason."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    damaged: list[tuple[str, str]] = field(default_factory=list)
+
+
+def checksum(record: dict[str, Any]) -> str:
+    """SHA-256 of the record's canonical JSON without its checksum."""
+    body = {key: value for key, value in record.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def problem(record: Any, name: str) -> str | None:
+    """Why these contents are no valid record of the task called `name`; None if they are."""
+    if not isinstance(record, dict) or not {"id", "status", "config", "checksum", "schema"} <= record.keys():
+        return "it is not a record"
+    if record["schema"] != SCHEMA:
+        return f"its format is {record['schema']!r} and this version reads {SCHEMA}"
+    if record["checksum"] != checksum(record):
+        return "its checksum does not fit its contents: it was edited or damaged"
+    try:
+        configured = task_id(record["config"])
+    except (KeyError, TypeError, AttributeError):
+        return "its configuration is incomplete"
+    if not record["id"] == configured == name:
+        return f"it belongs to the task {configured}"
+    return None
+
+
+class Records:
+    """The records of one output folder, in ``records/`` under it."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self.folder = output_dir / "records"
+        self._claims = self.folder / ".claims"
+
+    def prepare(self) -> None:
+        """Make the folders.
+
+        Raises:
+            UsageError: they can't be made or written.
+        """
+        try:
+            self._claims.mkdir(parents=True, exist_ok=True)
+            probe = self._claims / f".probe-{uuid.uuid4().hex}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UsageError(
+                f"output_dir: {self.folder} can't be written ({error.strerror}). Choose a folder of yours: output_dir=PATH"
+            ) from None
+
+    def path(self, name: str) -> Path:
+        """Where the record of a task lies."""
+        return self.folder / f"{name}.json"
+
+    def model_path(self, name: str) -> Path:
+        """Where the released weights of a task lie, if they are kept."""
+        return self.folder / f"{name}.pt"
+
+    def load(self, name: str) -> dict[str, Any] | None:
+        """The valid record of a task, done or failed; None if there is none."""
+        record, reason = self._read(name)
+        return record if reason is None else None
+
+    def scan(self) -> Scan:
+        """Read every record in the folder."""
+        found = Scan()
+        for file in sorted(self.folder.glob("*.json")):
+            record, reason = self._read(file.stem)
+            if reason is None:
+                found.records.append(record)  # type: ignore[arg-type]
+            elif reason:
+                found.damaged.append((file.name, reason))
+        return found
+
+    def _read(self, name: str) -> tuple[dict[str, Any] | None, str | None]:
+        """The record and why it is no valid one ("" where there is no file)."""
+        try:
+            record = json.loads(self.path(name).read_bytes())
+        except FileNotFoundError:
+            return None, ""
+        except OSError as error:
+            return None, f"it can't be read ({error.strerror})"
+        except ValueError:
+            return None, "it is no JSON: truncated or damaged"
+        except RecursionError:
+            return None, "it is no record: nested too deeply"
+        return record, problem(record, name)
+
+    def set_aside_damaged(self, name: str) -> str | None:
+        """Move a task's file aside if it is no valid record; says what was done."""
+        _, reason = self._read(name)
+        if not reason:
+            return None
+        moved = self._move(name, "set-aside")
+        return f"{name}.json was set aside as {moved.relative_to(self.folder)}: {reason}"
+
+    @contextlib.contextmanager
+    def claim(self, name: str) -> Iterator[bool]:
+        """Hold a task for this process alone: yields whether it was free. Freed by the system if the process dies."""
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self._claims / f"{name}.lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def claimed(self, name: str) -> bool:
+        """Whether some process holds the task now."""
+        with self.claim(name) as free:
+            return not free
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Put a record in its place, whole or not at all.
+
+        The caller holds the claim. A failed record of an earlier attempt is kept under ``superseded/``; a done one is
+        never replaced.
+
+        Raises:
+            FileExistsError: there is a done record of this task.
+        """
+        name = record["id"]
+        earlier = self.load(name)
+        if earlier is not None and earlier["status"] == "failed":
+            self._move(name, "superseded")
+        record = {**record, "schema": SCHEMA}
+        record["checksum"] = checksum(record)
+        partial = self.folder / f".{name}.{uuid.uuid4().hex}.tmp"
+        try:
+            with partial.open("x", encoding="utf-8") as file:
+                json.dump(record, file, indent=1, allow_nan=False)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(partial, self.path(name))  # fails where a rename would replace
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def sweep_leftovers(self, name: str) -> None:
+        """Remove what a killed attempt at this task left (the caller holds the claim)."""
+        for leftover in self.folder.glob(f".{name}.*.tmp"):
+            leftover.unlink(missing_ok=True)
+
+    def _move(self, name: str, where: str) -> Path:
+        target = self.folder / where
+        target.mkdir(exist_ok=True)
+        moved = target / f"{name}.{uuid.uuid4().hex[:8]}.json"
+        os.replace(self.path(name), moved)
+        return moved

@@ -1,0 +1,218 @@
+"""Tasks: one training run each, named by what can change its result; and their enumeration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from dpsweep.config import GROUPS, PERFORMANCE, Composer, Config, ImpossiblePair, Item, fraction, parse
+from dpsweep.errors import UsageError
+
+PROTOCOL = 1  # raised when the same configuration would come to mean another computation
+
+# Keys of a group's node that describe it without changing the result.
+_DESCRIPTIVE = {
+    "dataset": {"about", "kind", "classes", "shape", "public", "schedule"},
+    "model": {"about", "inputs"},
+    "mechanism": {"about", "private", "without_budget"},
+    "optimizer": {"about"},
+    "accountant": {"about"},
+}
+_SCHEDULE = ("batch_size", "epochs", "sample_rate", "steps", "split", "split_seed", "run", "seed")
+_PRIVATE_ONLY = ("epsilon", "delta", "noise")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training run.
+
+    Attributes:
+        id: readable slug and the hash of the canonical configuration.
+        config: the canonical science configuration: what can change the result and nothing else, nulls left out (so
+            that a new option, off at null, leaves old identities as they are).
+        values: the whole composed configuration, from which it is run.
+    """
+
+    id: str
+    config: dict[str, Any]
+    values: dict[str, Any]
+
+    @classmethod
+    def from_config(cls, config: Config) -> Task:
+        """The task of a composed configuration."""
+        canonical = _canonical(config.values)
+        return cls(task_id(canonical), canonical, config.values)
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What a table calls the task: dataset, model, mechanism, target_epsilon, seed, run."""
+        named = {group: self.config[group]["name"] for group in ("dataset", "model", "mechanism")}
+        return named | {"target_epsilon": self.config.get("epsilon"), "seed": self.config["seed"], "run": self.config.get("run")}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How tasks are run: performance settings, which never change a result beyond rounding."""
+
+    output_dir: Path
+    data_dir: Path
+    engine: str
+    device: str
+    threads: int
+    workers: int | None
+    physical_batch: int | None
+    save_model: bool
+    on_error: str
+    executor: str
+
+    @classmethod
+    def from_config(cls, config: Config) -> Settings:
+        values = config.values
+        data_dir = values["data"]["dir"] or os.environ.get("DPSWEEP_DATA")
+        if data_dir is None:
+            from platformdirs import user_cache_path
+
+            data_dir = user_cache_path("dpsweep") / "data"
+        return cls(
+            output_dir=Path(values["output_dir"]).expanduser(),
+            data_dir=Path(data_dir).expanduser(),
+            threads=values["threads"] or min(8, available_cores()),
+            executor=values["executor"]["_target_"],
+            **{key: values[key] for key in ("engine", "device", "workers", "physical_batch", "save_model", "on_error")},
+        )
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def task_id(canonical: dict[str, Any]) -> str:
+    """Slug and hash: equal configurations have equal ids, however they were written."""
+    digest = hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
+    budget = canonical.get("epsilon")
+    parts = [canonical[group]["name"] for group in ("dataset", "model", "mechanism")]
+    if budget is not None:
+        parts.append(f"eps{budget:g}")
+    parts.append(f"seed{canonical['seed']}")
+    if canonical.get("run"):
+        parts.append(canonical["run"])
+    return "-".join([*(re.sub(r"[^A-Za-z0-9._]+", "_", part) for part in parts), digest])
+
+
+def _canonical(values: dict[str, Any]) -> dict[str, Any]:
+    canonical: dict[str, Any] = {"protocol": PROTOCOL}
+    private = values["mechanism"].get("private", True)
+    for group, descriptive in _DESCRIPTIVE.items():
+        if group == "accountant" and not private:
+            continue
+        node = {key: value for key, value in values[group].items() if key not in descriptive}
+        if str(node.get("_target_", "")).startswith(("dpsweep.", "torch.")):
+            del node["_target_"]  # the name says it; a moved module must not orphan records
+        canonical[group] = node
+    for key in _SCHEDULE if not private else (*_SCHEDULE, *_PRIVATE_ONLY):
+        canonical[key] = values[key]
+    if canonical["sample_rate"] is not None:
+        canonical["sample_rate"] = str(fraction(canonical["sample_rate"]))
+    return _without_nulls(canonical)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(v) for key, v in value.items() if v is not None}
+    return value
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command line asks for: the tasks in order, and what was left out because it can't be."""
+
+    tasks: list[Task]
+    settings: Settings
+    suite: dict[str, Any] | None
+    impossible: list[str]
+
+
+def enumerate_tasks(overrides: list[str], composer: Composer, multirun: bool = False) -> Plan:
+    """Turn a command line into tasks: one, a multirun's, or those of a suite that match."""
+    points = parse(overrides, multirun)
+    if any(key == "suite" and value not in ("none", None) for key, value in points[0]):
+        return _suite_plan(points, composer)
+    return _plan(points, composer, strict=len(points) == 1)
+
+
+def _suite_plan(points: list[list[Item]], composer: Composer) -> Plan:
+    suites = {value for point in points for key, value in point if key == "suite"}
+    if len(suites) > 1:
+        raise UsageError(f"suite={','.join(map(str, suites))}: name one suite at a time")
+    filters: dict[str, set[Any]] = {}
+    performance: list[Item] = []
+    for key, value in dict.fromkeys((k, tuple(v) if isinstance(v, list) else v) for point in points for k, v in point):
+        if key.partition(".")[0] in PERFORMANCE:
+            performance.append((key, value))
+        elif key in GROUPS:
+            filters.setdefault(key, set()).add(value)
+        else:
+            raise UsageError(
+                f"{key}={value} with suite={suites.pop()}: a suite fixes its protocol, so only groups (to keep the matching "
+                "tasks) and performance keys apply. For another protocol write a suite of your own (README: your own suite)"
+            )
+    head = composer.compose(performance)
+    suite = head.values["suite"]
+    grid_points = [point + performance for grid in suite["grids"] for point in _grid(grid)]
+    if not grid_points:
+        raise UsageError(f"suite={suite['name']} has no grids: there is nothing to run")
+    plan = _plan(grid_points, composer, strict=False)
+    kept = [task for task in plan.tasks if all(_matches(task, group, values) for group, values in filters.items())]
+    if not kept:
+        asked = " ".join(f"{group}={','.join(map(str, values))}" for group, values in filters.items())
+        raise UsageError(f"suite={suite['name']} has no task with {asked}: see `dpsweep plan suite={suite['name']}`")
+    return Plan(kept, plan.settings, suite, plan.impossible)
+
+
+def _matches(task: Task, group: str, values: set[Any]) -> bool:
+    if group in ("epsilon", "seed"):
+        own = task.config.get(group)
+        return any(own is None if str(v).lower() == "none" or v is None else own is not None and own == _as_float(v) for v in values)
+    return group in task.config and task.config[group]["name"] in values
+
+
+def _as_float(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _grid(grid: dict[str, Any]) -> Iterable[list[Item]]:
+    axes = [[(key, value) for value in (values if isinstance(values, list) else [values])] for key, values in grid.items()]
+    return (list(point) for point in product(*axes))
+
+
+def _plan(points: list[list[Item]], composer: Composer, strict: bool) -> Plan:
+    """Compose every point; impossible pairs are an error alone and are left out, by name, among many."""
+    composer.preload((k, v) for point in points for k, v in point if k in GROUPS and isinstance(v, str))
+    tasks: dict[str, Task] = {}
+    impossible: list[str] = []
+    settings: Settings | None = None
+    for point in points:
+        try:
+            config = composer.compose(point)
+        except ImpossiblePair as error:
+            if strict:
+                raise
+            impossible.append(str(error))
+            continue
+        task = Task.from_config(config)
+        tasks.setdefault(task.id, task)
+        settings = settings or Settings.from_config(config)
+    if settings is None:
+        raise UsageError("none of the combinations is possible:\n  " + "\n  ".join(dict.fromkeys(impossible)))
+    return Plan(list(tasks.values()), settings, None, impossible)
