@@ -294,10 +294,10 @@ def epsilon(events: Iterable[tuple[Event, int]], delta: float, accountant: str =
         total = math.fsum(pure)
         if delta == 0:
             return Spent(total, None)
-        best = _epsilon_pld(counted, delta) if accountant == "pld" else epsilon_rdp(counted, delta)
+        best = epsilon_pld(counted, delta) if accountant == "pld" else epsilon_rdp(counted, delta)
         return best if best.epsilon < total and best.order != ORDERS[-1] else Spent(total, None)
     if accountant == "pld":
-        return _epsilon_pld(counted, delta)
+        return epsilon_pld(counted, delta)
     spent = epsilon_rdp(counted, delta)
     if spent.epsilon > 0 and spent.order == ORDERS[-1]:
         raise AccountingError(
@@ -326,20 +326,25 @@ def epsilon_rdp(events: Sequence[tuple[Event, int]], delta: float) -> Spent:
     return Spent(max(0.0, float(bounds[best])), ORDERS[best])
 
 
-def _epsilon_pld(events: Sequence[tuple[Event, int]], delta: float) -> Spent:
+def epsilon_pld(events: Sequence[tuple[Event, int]], delta: float, interval: float = 1e-4) -> Spent:
+    """As ``epsilon`` for PLDs on a grid of losses ``interval`` apart: pessimistic at any, tighter the finer it is."""
     from dp_accounting.pld import common
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    total = pld.identity()
+    total = pld.identity(value_discretization_interval=interval)
     for event, count in events:
         if isinstance(event, PureDP):
-            one = pld.from_privacy_parameters(common.DifferentialPrivacyParameters(event.epsilon, 0.0))
+            one = pld.from_privacy_parameters(
+                common.DifferentialPrivacyParameters(event.epsilon, 0.0), value_discretization_interval=interval
+            )
         else:
             assert isinstance(event, SampledGaussian)
             sigma, rate = event.noise_multiplier, float(event.sample_rate)
             if rate == 1:  # repeated Gaussians are one Gaussian, without discretisation
                 sigma, count = sigma / math.sqrt(count), 1
-            one = pld.from_gaussian_mechanism(sigma, sampling_prob=rate, pessimistic_estimate=True)
+            one = pld.from_gaussian_mechanism(
+                sigma, sampling_prob=rate, value_discretization_interval=interval, pessimistic_estimate=True
+            )
         total = total.compose(one.self_compose(count))
     return Spent(float(total.get_epsilon_for_delta(delta)), None)
 

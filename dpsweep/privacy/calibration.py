@@ -1,0 +1,261 @@
+"""The least noise for a budget: from (sample rate, steps, epsilon, delta) to a noise multiplier.
+
+Calibration is conservative and tight: epsilon(sigma) <= target < epsilon(0.999 sigma) under the accountant asked for.
+Under "rdp" the search is the papers' (bisection from sigma = 20 upwards), so that its digits are theirs too. Results are kept on
+disk; a kept value is believed only after one evaluation of the accountant has confirmed it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from importlib.metadata import version
+from numbers import Integral, Rational
+from pathlib import Path
+from typing import Literal
+
+import platformdirs
+from scipy.optimize import brentq
+
+from dpsweep.errors import UsageError
+from dpsweep.privacy import accounting
+from dpsweep.privacy.accounting import ORDERS, SampledGaussian, Spent
+
+_ALGORITHM = 1  # part of the cache key: raise it whenever the search or an accountant changes its results
+_TIGHT = 0.999
+_COARSE_INTERVAL = 1e-3  # of the PLDs that only steer the search; the deciding ones use the accountant's own
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A noise multiplier and the epsilon it spends (at most the target); ``cached`` says it came from disk."""
+
+    noise_multiplier: float
+    epsilon: float
+    order: float | None
+    accountant: str
+    cached: bool
+
+
+def calibrate(
+    sample_rate: Fraction,
+    steps: int,
+    epsilon: float,
+    delta: float,
+    accountant: str = "rdp",
+    cache: Path | None | Literal["default"] = "default",
+) -> Calibration:
+    """The noise multiplier for ``steps`` Poisson-sampled Gaussian releases within (epsilon, delta), add-or-remove.
+
+    Args:
+        sample_rate: exact rate in (0, 1]; 1 is the Gaussian mechanism without sampling.
+        steps: number of independent batches that are released, at least 1.
+        epsilon: target, finite and above 0.
+        delta: in (0, 1).
+        accountant: "rdp" or "pld"; see ``accounting``.
+        cache: folder of the kept results; by default ``default_cache_folder()``, None for no cache.
+
+    Raises:
+        UsageError: an argument is out of range, or no noise multiplier can be certified for this target.
+    """
+    rate = _check(sample_rate, steps, delta, accountant)
+    if not 0 < epsilon < math.inf:
+        raise UsageError(
+            f"The target epsilon is {epsilon}, but a budget must be finite and above 0. "
+            "Give such a number, or epsilon=none for training without privacy."
+        )
+    epsilon, delta, steps = float(epsilon), float(delta), int(steps)
+    folder = default_cache_folder() if cache == "default" else cache
+    entry = None if folder is None else folder / f"{_key(rate, steps, epsilon, delta, accountant)}.json"
+
+    def spent(sigma: float) -> Spent:
+        return _spent(rate, steps, sigma, delta, accountant)
+
+    if entry is not None and (kept := _read(entry)) is not None:
+        found = spent(kept)
+        # Above the target it would break the promise; far below, it would waste utility without a word.
+        if 0.98 * epsilon <= found.epsilon <= epsilon and not _untight(found, accountant):
+            return Calibration(kept, found.epsilon, found.order, accountant, cached=True)
+    sigma = _search_rdp(lambda s: _spent(rate, steps, s, delta, "rdp"), epsilon, refuse=accountant == "rdp")
+    if accountant == "pld":
+
+        def coarse(s: float) -> float:
+            event = SampledGaussian(rate, s)
+            return accounting.epsilon_pld([(event, steps)], delta, _COARSE_INTERVAL).epsilon
+
+        sigma = _search_pld(lambda s: spent(s).epsilon, coarse, epsilon, sigma)
+    found = spent(sigma)
+    if _untight(found, accountant):
+        raise _no_tight_order(epsilon)
+    result = Calibration(sigma, found.epsilon, found.order, accountant, cached=False)
+    if entry is not None:
+        _write(entry, result)
+    return result
+
+
+def epsilon_for(
+    sample_rate: Fraction, steps: int, noise_multiplier: float, delta: float, accountant: str = "rdp"
+) -> Spent:
+    """The inverse of ``calibrate``: what ``steps`` releases at ``noise_multiplier`` spend at ``delta``.
+
+    A multiplier of 0 spends ``inf``. Raises UsageError for arguments out of range, and where RDP isn't tight.
+    """
+    rate = _check(sample_rate, steps, delta, accountant)
+    if not 0 <= noise_multiplier < math.inf:
+        raise UsageError(f"The noise multiplier is {noise_multiplier}, but it must be finite and not negative.")
+    try:
+        return accounting.epsilon([(SampledGaussian(rate, noise_multiplier), int(steps))], delta, accountant)
+    except accounting.AccountingError as error:
+        raise UsageError(str(error)) from error
+
+
+def _check(sample_rate: Rational, steps: int, delta: float, accountant: str) -> Fraction:
+    if not (isinstance(steps, Integral) and steps >= 1):
+        raise UsageError(f"The number of steps is {steps}, but it must be a whole number, at least 1.")
+    if not 0 < delta < 1:
+        raise UsageError(
+            f"delta is {delta}, but it must lie strictly between 0 and 1. Choose it well below 1 over the number of records, such as 1e-5."
+        )
+    if accountant not in accounting.ACCOUNTANTS:
+        raise UsageError(
+            f"accountant={accountant} is unknown. Choose one of: {', '.join(accounting.ACCOUNTANTS)}."
+        )
+    try:
+        return accounting.exact_fraction(sample_rate)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{error}.") from error
+
+
+def _spent(rate: Fraction, steps: int, sigma: float, delta: float, accountant: str) -> Spent:
+    """As ``accounting.epsilon``, but without its refusal at the largest order: a search may pass through there."""
+    events = [(SampledGaussian(rate, sigma), steps)]
+    if accountant == "rdp" and sigma > 0:
+        return accounting.epsilon_rdp(events, delta)
+    return accounting.epsilon(events, delta, accountant)
+
+
+def _untight(spent: Spent, accountant: str) -> bool:
+    return accountant == "rdp" and spent.order == ORDERS[-1] and spent.epsilon > 0
+
+
+def _no_tight_order(target: float) -> UsageError:
+    return UsageError(
+        f"No noise multiplier can be certified for epsilon={target:g} by RDP: the bound is reached at the largest "
+        f"order of the grid ({ORDERS[-1]:g}), where it isn't tight. Use accountant=pld, a larger epsilon, or a larger "
+        "delta."
+    )
+
+
+def _search_rdp(spent: Callable[[float], Spent], target: float, refuse: bool) -> float:
+    """The papers' search: double sigma from 20 until it suffices, bisect [0, sigma], keep the upper end.
+
+    It stops when the upper end is within 1e-4 and within a thousandth of the target, and, which those do not
+    imply for every curve, tight: target < epsilon(0.999 sigma). Without ``refuse`` it gives up doubling where RDP
+    ends, and returns a starting point for another accountant.
+    """
+    low, high = 0.0, 20.0  # the papers bisect from 0, which their last digits depend on
+    while (at_high := spent(high)).epsilon > target:
+        if _untight(at_high, "rdp"):
+            if refuse:
+                raise _no_tight_order(target)
+            return high
+        high = 2 * high
+    while target - at_high.epsilon >= min(1e-4, 1e-3 * target) or spent(_TIGHT * high).epsilon <= target:
+        middle = (low + high) / 2
+        if not low < middle < high:  # the target is too large for the first condition in float64
+            break
+        if (at_middle := spent(middle)).epsilon > target:
+            low = middle
+        else:
+            high, at_high = middle, at_middle
+    return high
+
+
+def _search_pld(
+    fine: Callable[[float], float], coarse: Callable[[float], float], target: float, start: float
+) -> float:
+    """The least sigma with fine(sigma) <= target, to a thousandth, by few evaluations of ``fine``.
+
+    ``coarse`` is some ten times cheaper and almost the same curve: its root says where to look. The answer rests on
+    ``fine`` alone, at two points: epsilon(sigma) <= target and epsilon(a point above 0.999 sigma) > target.
+    """
+
+    def excess(log_sigma: float) -> float:
+        return math.log(max(coarse(math.exp(log_sigma)), 1e-3 * target) / target)
+
+    upper = math.log(start)
+    while excess(upper) > 0:
+        upper += math.log(2)
+        if upper - math.log(start) > math.log(2) * 20:
+            raise UsageError(
+                f"No noise multiplier can be certified for epsilon={target:g}: it is below what the PLD accountant "
+                "resolves. Use a larger epsilon or a larger delta."
+            )
+    lower = upper - 0.1
+    while excess(lower) <= 0:
+        lower -= 0.3
+    guess = brentq(excess, lower, upper, xtol=1e-4)
+    slope = (excess(guess + 0.01) - excess(guess - 0.01)) / 0.02 or -1.0
+    low, high = 0.0, math.inf
+    sigma = math.exp(guess + 3e-4)
+    while True:
+        at_sigma = fine(sigma)
+        if at_sigma <= target:
+            high = sigma
+        else:
+            low = sigma
+        if low >= _TIGHT * high:
+            return high
+        root = sigma * math.exp(-math.log(max(at_sigma, 1e-3 * target) / target) / slope)
+        candidate = root * (1 - 6e-4 if high < math.inf else 1 + 3e-4)
+        if not low < candidate < high:
+            candidate = math.sqrt(low * high) if 0 < low and high < math.inf else sigma * (2 if low else 0.9)
+        sigma = candidate
+
+
+def default_cache_folder() -> Path:
+    """``calibration`` inside the user's cache folder for dpsweep, or inside the folder that DPSWEEP_CACHE names."""
+    named = os.environ.get("DPSWEEP_CACHE")
+    return (Path(named) if named else platformdirs.user_cache_path("dpsweep")) / "calibration"
+
+
+def _key(rate: Fraction, steps: int, target: float, delta: float, accountant: str) -> str:
+    parts = {
+        "algorithm": _ALGORITHM,
+        "sample_rate": str(rate),
+        "steps": steps,
+        "epsilon": target.hex(),
+        "delta": delta.hex(),
+        "accountant": accountant,
+        "orders": ORDERS,
+        "dp_accounting": version("dp-accounting") if accountant == "pld" else None,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _read(entry: Path) -> float | None:
+    """The kept noise multiplier, or None when there is none that could be right: a cache is never an error."""
+    try:
+        sigma = float(json.loads(entry.read_text(encoding="utf-8"))["noise_multiplier"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return sigma if 0 < sigma < math.inf else None
+
+
+def _write(entry: Path, result: Calibration) -> None:
+    with suppress(OSError):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=entry.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(vars(result), file)
+            os.replace(temporary, entry)
+        except OSError:
+            os.unlink(temporary)
