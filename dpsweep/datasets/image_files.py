@@ -1,0 +1,168 @@
+"""The file formats of image datasets, read with distrust: IDX (MNIST), CIFAR's pickled batches, and NPZ."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpsweep.datasets.base import require_file
+from dpsweep.errors import UsageError
+
+_AGAIN = "Fetch the file again."
+
+
+def gunzip(content: bytes, path: Path) -> bytes:
+    """Unpack gzip; raises `UsageError` where the file is cut short or is no gzip."""
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{path} is not a whole gzip file ({error}). {_AGAIN}") from error
+
+
+def parse_idx(content: bytes, path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """Read an IDX file of unsigned bytes whose records have `shape`: uint8 (n, *shape), read-only.
+
+    IDX: two zero bytes, the type 8, the number of dimensions, each dimension as a big-endian int32, the values in C
+    order (LeCun's description of the MNIST files).
+    """
+    start = 4 + 4 * (1 + len(shape))
+    magic = bytes([0, 0, 8, 1 + len(shape)])
+    if content[:4] != magic:
+        raise UsageError(
+            f"{path} starts with the bytes {content[:4].hex()}, where {magic.hex()} is the mark of an IDX file of "
+            f"{1 + len(shape)}-dimensional unsigned bytes. It is another file, or a broken one. {_AGAIN}"
+        )
+    if len(content) < start:
+        raise UsageError(f"{path} ends within its header: it is cut short. {_AGAIN}")
+    sizes = tuple(int(size) for size in np.frombuffer(content, ">u4", 1 + len(shape), 4))
+    if sizes[1:] != shape:
+        raise UsageError(f"{path} holds records of shape {sizes[1:]}, where {shape} is needed. {_AGAIN}")
+    expected = start + sizes[0] * int(np.prod(shape, dtype=np.int64))
+    if len(content) != expected:
+        raise UsageError(f"{path} has {len(content)} bytes, where its header announces {expected}. {_AGAIN}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(sizes)
+
+
+class _PickledDtype:
+    """Stands for `numpy.dtype` while unpickling: keeps the code, such as u1, and ignores the state."""
+
+    def __init__(self, code: object = None, *_: object) -> None:
+        self.code = code.decode("latin1") if isinstance(code, bytes) else code
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _PickledArray:
+    """Stands for `numpy.ndarray` while unpickling: keeps what the pickle says, and checks it only in `array()`."""
+
+    def __init__(self, *_: object) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+    def array(self) -> np.ndarray:
+        """The uint8 array; raises ValueError or TypeError for any other content."""
+        _, shape, dtype, fortran, values = self.state
+        if not isinstance(dtype, _PickledDtype) or dtype.code not in ("u1", "uint8", "|u1"):
+            raise ValueError("the pixels are not unsigned bytes")
+        if not isinstance(values, bytes):
+            raise ValueError("the pixels are not stored as bytes")
+        return np.frombuffer(values, np.uint8).reshape(shape, order="F" if fortran else "C")
+
+
+class _CifarUnpickler(pickle.Unpickler):
+    """Admits plain containers, numbers, strings and byte arrays.
+
+    Not even NumPy's own classes run: a pickle can lie to `numpy.dtype` about its flags and so make arrays of forged
+    pointers. What the pickle calls are the stand-ins above, which keep arguments and do nothing.
+    """
+
+    _ADMITTED = {
+        ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
+        ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
+        ("numpy", "ndarray"): _PickledArray,
+        ("numpy", "dtype"): _PickledDtype,
+    }
+
+    def find_class(self, module: str, name: str) -> type:
+        try:
+            return self._ADMITTED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(
+                f"it wants to call {module}.{name}, which no batch of CIFAR-10 does, and which could run any program"
+            ) from None
+
+
+def parse_cifar_batch(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Read one file of `cifar-10-batches-py`: uint8 images (n, 3, 32, 32) and int64 labels (n,).
+
+    The files are pickles, of Python 2 in the official archive; nothing that a pickle could name is ever run.
+    """
+    try:
+        batch = _CifarUnpickler(io.BytesIO(content), encoding="bytes").load()
+        fields = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
+        pixels = fields["data"].array()
+        if pixels.ndim != 2 or pixels.shape[1] != 3072:
+            raise ValueError(f"the pixels have the shape {pixels.shape}, where (n, 3072) is needed")
+        if not isinstance(fields["labels"], list) or not all(type(label) is int for label in fields["labels"]):
+            raise ValueError("the labels are not a list of whole numbers")
+        labels = np.array(fields["labels"], dtype=np.int64)
+    except Exception as error:  # a broken pickle can raise anything, and all of it means the same
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"{path} is refused as a batch of CIFAR-10: {reason}. Get the official archive again, or convert the data "
+            "to an NPZ file."
+        ) from error
+    return pixels.reshape(-1, 3, 32, 32), labels
+
+
+def read_npz(path: Path, keys: Sequence[str]) -> list[np.ndarray]:
+    """The arrays `keys` of an NPZ file, without unpickling; raises `UsageError` for anything else than plain arrays."""
+    require_file(path)
+    try:
+        with path.open("rb") as file:  # opened here, since NumPy leaves it open when it fails
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise UsageError(f"{path} holds a single array. Save {', '.join(keys)} with numpy.savez.")
+            absent = [key for key in keys if key not in archive.files]
+            if absent:
+                raise UsageError(
+                    f"{path} lacks the arrays {', '.join(absent)}; it holds {', '.join(archive.files) or 'none'}. "
+                    f"Save {', '.join(keys)} with numpy.savez."
+                )
+            return [archive[key] for key in keys]
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise UsageError(
+            f"{path} is not a readable NPZ file of plain arrays ({error}). Save {', '.join(keys)} with numpy.savez."
+        ) from error
+
+
+def check_images(x: np.ndarray, y: np.ndarray, shape: tuple[int, int, int], classes: int, what: str) -> None:
+    """Raise `UsageError` unless x is uint8 (n, *shape), y holds n whole numbers in 0..classes-1, and n > 0."""
+    if x.dtype != np.uint8:
+        raise UsageError(f"{what}: the images are {x.dtype}, where uint8 (0 to 255) is needed. Convert them first.")
+    if x.shape[1:] != shape or not len(x):
+        raise UsageError(
+            f"{what}: the images are of shape {x.shape} as (n, channels, height, width), where n > 0 images of shape "
+            f"{shape} are needed."
+        )
+    if not np.issubdtype(y.dtype, np.integer) or y.shape != x.shape[:1]:
+        raise UsageError(
+            f"{what}: the labels are {y.dtype} of shape {y.shape}; {len(x)} whole numbers are needed, one an image."
+        )
+    wrong = (y < 0) | (y >= classes)
+    if wrong.any():
+        raise UsageError(
+            f"{what}: {int(wrong.sum())} labels lie outside 0..{classes - 1}, first that of record "
+            f"{int(np.argmax(wrong)) + 1}. Use the original file, or number the classes from 0."
+        )

@@ -1,0 +1,233 @@
+"""MNIST, Fashion-MNIST and CIFAR-10, from torchvision's own folders or from one NPZ file.
+
+In a data folder torchvision's layout comes first (`MNIST/raw`, `FashionMNIST/raw`, `cifar-10-batches-py`, as
+`torchvision.datasets` downloads them; IDX files plain or gzipped). Else `NAME.npz` is read: `x_train`, `x_test` uint8
+(n, height, width) or (n, height, width, channels), `y_train`, `y_test` whole numbers (n,).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dpsweep.datasets.base import (
+    VERIFIED_SEED,
+    VERIFIED_SPLIT,
+    Dataset,
+    Finding,
+    assemble,
+    class_counts,
+    compare,
+    compare_fingerprint,
+    missing,
+    read_bytes,
+    require_file,
+    split_images,
+)
+from dpsweep.datasets.image_files import check_images, gunzip, parse_cifar_batch, parse_idx, read_npz
+
+_CLASSES = 10
+_NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test")
+_CHUNK = 4096  # images scaled at a time, so that no second copy of the whole set is made
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """A dataset as its files hold it: uint8 images (n, channels, height, width), whole-number labels (n,)."""
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    official: Mapping[str, bool]  # by file; empty for an NPZ, of which no official one exists
+    source: str
+
+
+class _ImageFiles(ABC):
+    """What the three share; a subclass knows its files."""
+
+    name: str
+    torchvision_class: str
+    folder: str
+    shape: tuple[int, int, int]
+    counts: tuple[str, str]  # images by class, training and test
+    known_fingerprint: str | None
+
+    @abstractmethod
+    def _files(self, data_dir: Path) -> dict[str, Path]:
+        """The files of torchvision's layout, by official name."""
+
+    @abstractmethod
+    def _read_folder(self, files: Mapping[str, Path]) -> _Raw:
+        """Read them."""
+
+    def check(self, data_dir: Path) -> None:
+        """Raise `MissingData` unless torchvision's files or the NPZ are there."""
+        self._locate(data_dir)
+
+    def load(self, data_dir: Path, split: str, split_seed: int) -> Dataset:
+        """Images as float32 value/255 ("raw01", torchvision's ToTensor), labels as in the files."""
+        return self._split(self._read(data_dir), split, split_seed)
+
+    def verify(self, data_dir: Path) -> list[Finding]:
+        raw = self._read(data_dir)
+        findings = [
+            compare(f"checksum of {file}", "the official file", "the official file" if same else "another file")
+            for file, same in raw.official.items()
+        ] or [Finding("checksum", "not known", f"{raw.source} is not the official distribution", None)]
+        return [
+            *findings,
+            compare("image shape", self.shape, raw.x_train.shape[1:]),
+            compare("training images by class", self.counts[0], class_counts(raw.y_train, _CLASSES)),
+            compare("test images by class", self.counts[1], class_counts(raw.y_test, _CLASSES)),
+            # an NPZ may hold the same images in another order, so only the official files have one fingerprint
+            compare_fingerprint(
+                self.known_fingerprint if raw.official else None, self._split(raw, VERIFIED_SPLIT, VERIFIED_SEED)
+            ),
+        ]
+
+    def _locate(self, data_dir: Path) -> dict[str, Path] | None:
+        """The files of torchvision's layout, or None where the NPZ is there in their place."""
+        files = self._files(data_dir)
+        for path in files.values():
+            require_file(path)
+        absent = [file for file, path in files.items() if not path.exists()]
+        if not absent:
+            return files
+        npz = data_dir / f"{self.name}.npz"
+        require_file(npz)
+        if npz.exists():
+            return None
+        raise missing(
+            self.name,
+            f"{self.folder}/{{{', '.join(absent)}}} or {npz.name} (arrays {', '.join(_NPZ_KEYS)})",
+            data_dir,
+            f'Run: python -c "from torchvision.datasets import {self.torchvision_class} as D; '
+            f"D(r'{data_dir}', download=True)\".",
+        )
+
+    def _read(self, data_dir: Path) -> _Raw:
+        files = self._locate(data_dir)
+        raw = self._read_npz(data_dir / f"{self.name}.npz") if files is None else self._read_folder(files)
+        where = data_dir / raw.source
+        check_images(raw.x_train, raw.y_train, self.shape, _CLASSES, f"{where}, training part")
+        check_images(raw.x_test, raw.y_test, self.shape, _CLASSES, f"{where}, test part")
+        return raw
+
+    def _read_npz(self, path: Path) -> _Raw:
+        x_train, y_train, x_test, y_test = read_npz(path, _NPZ_KEYS)
+        return _Raw(_channels_first(x_train), y_train, _channels_first(x_test), y_test, {}, path.name)
+
+    def _split(self, raw: _Raw, split: str, split_seed: int) -> Dataset:
+        train = split_images(len(raw.x_train), split, split_seed, raw.source)
+        return assemble(
+            self.name,
+            "image",
+            (_scaled(raw.x_train, train), raw.y_train[train]),
+            (_scaled(raw.x_test, np.arange(len(raw.x_test))), raw.y_test),
+            _CLASSES,
+            bool(raw.official) and all(raw.official.values()),
+            raw.source,
+        )
+
+
+class _Idx(_ImageFiles):
+    """Four IDX files, plain or gzipped; the SHA-256 is that of the unpacked content."""
+
+    shape = (1, 28, 28)
+    sha256: Mapping[str, str]
+
+    def _files(self, data_dir: Path) -> dict[str, Path]:
+        plain = {file: data_dir / self.folder / file for file in self.sha256}
+        return {file: path if path.exists() else path.with_name(file + ".gz") for file, path in plain.items()}
+
+    def _read_folder(self, files: Mapping[str, Path]) -> _Raw:
+        parts, official = [], {}
+        for file, path in files.items():
+            content = read_bytes(path)
+            if path.suffix == ".gz":
+                content = gunzip(content, path)
+            parts.append(parse_idx(content, path, self.shape[1:] if "images" in file else ()))
+            official[file] = hashlib.sha256(content).hexdigest() == self.sha256[file]
+        x_train, y_train, x_test, y_test = parts
+        return _Raw(x_train[:, None], y_train, x_test[:, None], y_test, official, self.folder)
+
+
+class MNIST(_Idx):
+    """MNIST handwritten digits (LeCun et al., 1998): 60,000 + 10,000 grey images of 28x28."""
+
+    name, torchvision_class, folder = "mnist", "MNIST", "MNIST/raw"
+    counts = ("5923 6742 5958 6131 5842 5421 5918 6265 5851 5949", "980 1135 1032 1010 982 892 958 1028 974 1009")
+    known_fingerprint = "89f5c99754d4a6894d50be620c9f03e4c3ba8df084c8e4743d0414d7c4229f22"
+    # the content of the .gz files whose MD5s torchvision knows
+    sha256 = {
+        "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    }
+
+
+class FashionMNIST(_Idx):
+    """Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017): 60,000 + 10,000 grey images of 28x28."""
+
+    name, torchvision_class, folder = "fashionmnist", "FashionMNIST", "FashionMNIST/raw"
+    counts = (" ".join(["6000"] * 10), " ".join(["1000"] * 10))
+    known_fingerprint = "87c668482fcab5add0a6dc912e44c968b9311cf0d93ac38a740004c7dec6f930"
+    sha256 = {
+        "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    }
+
+
+class CIFAR10(_ImageFiles):
+    """CIFAR-10 (Krizhevsky, 2009): 50,000 + 10,000 colour images of 32x32."""
+
+    name, torchvision_class, folder = "cifar10", "CIFAR10", "cifar-10-batches-py"
+    shape = (3, 32, 32)
+    counts = (" ".join(["5000"] * 10), " ".join(["1000"] * 10))
+    known_fingerprint = None  # the order of the official files was not at hand to fingerprint
+    md5 = {
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+    }
+
+    def _files(self, data_dir: Path) -> dict[str, Path]:
+        return {file: data_dir / self.folder / file for file in self.md5}
+
+    def _read_folder(self, files: Mapping[str, Path]) -> _Raw:
+        batches, official = [], {}
+        for file, path in files.items():
+            content = read_bytes(path)
+            official[file] = hashlib.md5(content, usedforsecurity=False).hexdigest() == self.md5[file]
+            batches.append(parse_cifar_batch(content, path))
+        *train, (x_test, y_test) = batches
+        x_train, y_train = (np.concatenate(parts) for parts in zip(*train, strict=True))
+        return _Raw(x_train, y_train, x_test, y_test, official, self.folder)
+
+
+def _channels_first(images: np.ndarray) -> np.ndarray:
+    """(n, height, width) or (n, height, width, channels) as (n, channels, height, width), a view."""
+    if images.ndim == 3:
+        return images[:, None]
+    return np.moveaxis(images, -1, 1) if images.ndim == 4 else images
+
+
+def _scaled(images: np.ndarray, records: np.ndarray) -> np.ndarray:
+    """The images `records` as float32 value/255, C-contiguous."""
+    scaled = np.empty((len(records), *images.shape[1:]), dtype=np.float32)
+    for start in range(0, len(records), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        np.divide(images[records[chunk]], np.float32(255), out=scaled[chunk])
+    return scaled
