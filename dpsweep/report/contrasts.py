@@ -1,0 +1,165 @@
+"""Paired contrasts between rows of the tables: exact sign-flip tests, Holm over all of them, t-intervals."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dpsweep.errors import UsageError
+from dpsweep.report import stats
+from dpsweep.report.load import LABELS, Budget, Metric, Results
+from dpsweep.report.markup import Table
+from dpsweep.report.tables import Footnotes, Sample, sample
+
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One row against its reference in one dataset, budget and metric, paired by seed (unit: the record's)."""
+
+    metric: str
+    dataset: str
+    budget: Budget
+    row: tuple[str, ...]
+    reference: tuple[str, ...]
+    samples: tuple[Sample, Sample]
+    differences: tuple[float, ...]
+    p: float
+    p_holm: float
+
+
+@dataclass(frozen=True)
+class Contrasts:
+    """All contrasts of a report. `unpaired` counts pairs of cells that share no seed, `too_many` those refused by n."""
+
+    by: str
+    reference: str
+    tested: list[Contrast]
+    unpaired: int
+    too_many: int
+
+
+def choose(results: Results, compare: Mapping[str, str] | None) -> tuple[str, str] | None:
+    """Which label to contrast by and the reference value; None where no label has two values.
+
+    Without a choice: models against the first one, or mechanisms if there is but one model. Raises UsageError for a
+    label or a reference that the runs lack.
+    """
+    values = {name: list(dict.fromkeys(row[i] for row in results.rows)) for i, name in enumerate(results.columns)}
+    if compare:
+        by, reference = compare.get("by", "model"), compare.get("reference")
+        if by not in values and by not in LABELS:
+            raise UsageError(f"The report compares by {by!r}, which is no label of these runs. Choose from {', '.join(values)}.")
+        if by not in values:
+            return None  # one value only: nothing to compare
+        if str(reference) not in values[by]:
+            raise UsageError(
+                f"The report's reference {reference!r} is no {by} of these runs. Choose from {', '.join(values[by])}."
+            )
+        return by, str(reference)
+    for by in ("model", "mechanism"):
+        private = [value for value in values.get(by, []) if (by, value) != ("mechanism", "none")]
+        if len(private) > 1:
+            return by, private[0]
+    return None
+
+
+def compute(results: Results, metrics: Mapping[str, Metric], by: str, reference: str) -> Contrasts:
+    """Test every row whose label `by` differs from the reference, within dataset, budget and the other labels.
+
+    The reference row is the one with the same other labels; where a row's labels come with its value of `by` (a model
+    with a mechanism of its own), it is the only reference row of that dataset and budget, provided the run label agrees.
+    """
+    index, run_index = results.columns.index(by), results.columns.index("run") if "run" in results.columns else None
+    found: list[tuple[str, str, Budget, tuple[str, ...], tuple[str, ...], tuple[Sample, Sample], tuple[float, ...]]] = []
+    unpaired = too_many = 0
+    for name, metric in metrics.items():
+        cells = {key: sample(runs, metric) for key, runs in results.cells.items()}
+        for (row, dataset, budget), cell in cells.items():
+            if row[index] == reference:
+                continue
+            same = (*row[:index], reference, *row[index + 1 :])
+            candidates = [
+                other
+                for other in results.rows
+                if other[index] == reference
+                and (other, dataset, budget) in cells
+                and (run_index is None or other[run_index] == row[run_index])
+            ]
+            if same not in candidates and len(candidates) != 1:
+                unpaired += bool(candidates)
+                continue
+            chosen = same if same in candidates else candidates[0]
+            against = cells[chosen, dataset, budget]
+            pairs = tuple(cell.values[seed] - against.values[seed] for seed in cell.values if seed in against.values)
+            if not pairs:
+                unpaired += 1
+            elif len(pairs) > stats.MAX_PAIRS:
+                too_many += 1
+            else:
+                found.append((name, dataset, budget, row, chosen, (cell, against), pairs))
+    p_values = [stats.sign_flip_p(item[-1]) for item in found]
+    tested = [Contrast(*item, p, q) for item, p, q in zip(found, p_values, stats.holm(p_values), strict=True)]
+    return Contrasts(by, reference, tested, unpaired, too_many)
+
+
+def sentences(contrasts: Contrasts) -> list[str]:
+    """What the tests say and what so few seeds can say at all."""
+    tested = contrasts.tested
+    if not tested:
+        text = [f"No contrast by {contrasts.by} against {contrasts.reference}: no two cells share a seed with a value."]
+    else:
+        k, most = len(tested), max(len(item.differences) for item in tested)
+        low = sum(item.p_holm <= ALPHA for item in tested)
+        least, needed = stats.least_p(most), stats.seeds_needed(k, ALPHA)
+        plural = "s" if k != 1 else ""
+        text = [
+            f"{k} contrast{plural} by {contrasts.by} against {contrasts.reference}, paired by seed: {low or 'none'} "
+            f"significant at {ALPHA:g} after Holm over all {k}; the least adjusted p is {min(i.p_holm for i in tested):.3g}."
+        ]
+        pairs = f"{most} pair{'s' if most != 1 else ''}"
+        if least > ALPHA:
+            text.append(
+                f"With {pairs} the least two-sided p that an exact sign-flip test can reach is 2/2^{most} = {least:.4g}: "
+                f"nothing can reach {ALPHA:g}, however large the difference. Holm over {k} contrast{plural} needs "
+                f"{needed} seeds."
+            )
+        elif least * k > ALPHA:
+            text.append(
+                f"With {pairs} the least p is 2/2^{most} = {least:.3g}, and Holm over {k} contrasts needs p ≤ {ALPHA:g}/{k} = "
+                f"{ALPHA / k:.3g}: no contrast can reach {ALPHA:g}. {needed} seeds would do."
+            )
+        else:
+            text.append(
+                f"With {pairs} the least p is 2/2^{most} = {least:.3g}; Holm over {k} contrast{plural} needs "
+                f"{ALPHA / k:.3g}, so that {ALPHA:g} can be reached."
+            )
+    if contrasts.unpaired:
+        text.append(f"{contrasts.unpaired} more could not be paired: no common seed with a value, or several references.")
+    if contrasts.too_many:
+        text.append(
+            f"{contrasts.too_many} more have over {stats.MAX_PAIRS} pairs, where not all sign assignments are counted: "
+            "they are not tested."
+        )
+    return text
+
+
+def table(contrasts: Contrasts, metrics: Mapping[str, Metric], results: Results) -> Table:
+    """Mean paired difference (percentage points, or the metric's unit), its 95% t-interval, exact p, and Holm's."""
+    rows, notes = [], Footnotes()
+    for item in contrasts.tested:
+        metric = metrics[item.metric]
+        bounds = stats.t_interval(item.differences)
+        n, expected = len(item.differences), max(cell.expected for cell in item.samples)
+        marks = "".join(dict.fromkeys(notes.mark(*found) for cell in item.samples for found in cell.shortfalls))
+        rows.append([
+            metric.name, item.dataset, item.budget.name + marks,
+            results.row_name(item.row), results.row_name(item.reference),
+            str(n) if n == expected else f"{n} of {expected}", metric.show(sum(item.differences) / n, "+"),
+            " to ".join(metric.show(bound, "+") for bound in bounds) if bounds else "n/a", f"{item.p:.4g}", f"{item.p_holm:.4g}",
+        ])  # fmt: skip
+    header = ["Metric", "Dataset", "Budget", contrasts.by.capitalize(), "Against", "Pairs", "Difference", "95% interval", "p", "p (Holm)"]
+    caption = (
+        "Mean paired difference, in percentage points (times in seconds), with its Student-t interval (not adjusted), "
+        "exact two-sided sign-flip p, and p after Holm over all contrasts of this report."
+    )
+    return Table("contrasts", caption, header, rows, stubs=5, notes=notes.listed())

@@ -1,0 +1,115 @@
+"""A metric against the budget, one panel a dataset."""
+
+import base64
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from dpsweep.report.load import Metric, Results
+from dpsweep.report.tables import Sample, sample
+
+# Okabe and Ito's colours, which stay apart under colour blindness, without the yellow that is too light for a line.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
+_STYLE = {
+    "font.family": "sans-serif", "font.size": 8, "axes.titlesize": 9, "axes.labelsize": 8, "legend.fontsize": 8,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6, "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6, "svg.hashsalt": "dpsweep", "text.usetex": False, "text.parse_math": False,
+}  # fmt: skip
+
+
+def by_epsilon(results: Results, name: str, metric: Metric, folder: Path) -> list[Path]:
+    """Draw NAME_by_epsilon.png (300 dpi) and .svg: means with sample SDs, budgets equally spaced, non-private apart.
+
+    An open marker says that the cell's epsilon is not what is proved. Returns the two paths, or none if no run has the
+    metric.
+    """
+    cells = {key: _scaled(sample(runs, metric), metric) for key, runs in results.cells.items()}
+    panels = [d for d in results.datasets if any(key[1] == d and cell.n for key, cell in cells.items())]
+    if not panels:
+        return []
+    series = [row for row in results.rows if any(key[0] == row and cell.n for key, cell in cells.items())]
+    columns = min(2, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(3.6 * columns + (1.4 if columns == 1 else 0), 2.5 * lines + 0.5), layout="constrained")
+        axes = figure.subplots(lines, columns, squeeze=False)
+        for axis, dataset in zip(axes.flat, panels, strict=False):
+            _panel(axis, results, cells, dataset, series)
+            axis.set_ylabel(f"{metric.name} ({metric.unit})")
+        for axis in list(axes.flat)[len(panels) :]:
+            axis.set_visible(False)
+        _legend(figure, results, series, cells)
+        paths = [folder / f"{name}_by_epsilon.{suffix}" for suffix in ("png", "svg")]
+        figure.savefig(paths[0], dpi=300)
+        figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def _scaled(cell: Sample, metric: Metric) -> Sample:
+    return replace(cell, values={seed: value * metric.scale for seed, value in cell.values.items()})
+
+
+def _panel(axis: Axes, results: Results, cells: dict, dataset: str, series: list[tuple[str, ...]]) -> None:
+    budgets = [b for b in results.budgets if b.private and any((row, dataset, b) in cells for row in series)]
+    others = [b for b in results.budgets if not b.private and any((row, dataset, b) in cells for row in series)]
+    apart = len(budgets) + (0.35 if budgets else 0)
+    positions = {budget: float(index) for index, budget in enumerate(budgets)} | dict.fromkeys(others, apart)
+    # Neighbouring series are set apart a little, so that error bars of equal height stay readable.
+    step = min(0.07, 0.5 / max(1, len(series)))
+    for index, row in enumerate(series):
+        shift = (index - (len(series) - 1) / 2) * step
+        look = _look(index)
+        line = [cells.get((row, dataset, budget)) for budget in budgets]
+        means = [cell.mean if cell is not None and cell.n else math.nan for cell in line]
+        axis.plot([positions[b] + shift for b in budgets], means, color=look["color"], linestyle=look["linestyle"], linewidth=1.1)
+        for budget in (*budgets, *others):
+            cell = cells.get((row, dataset, budget))
+            if cell is None or not cell.n:
+                continue
+            x, y = positions[budget] + shift, cell.mean
+            if not budget.private:
+                axis.plot([apart - 0.32, apart + 0.32], [y, y], color=look["color"], linestyle=(0, (2.5, 1.5)), linewidth=0.9)
+            axis.errorbar(
+                x, y, yerr=cell.sd, color=look["color"], marker=look["marker"], markersize=4, elinewidth=0.7,
+                capsize=1.6, capthick=0.7, markerfacecolor="white" if cell.shortfalls else look["color"], markeredgewidth=0.9,
+            )  # fmt: skip
+    axis.set_title(dataset, loc="left", fontweight="bold")
+    axis.set_xticks(list(positions.values()), [f"{b.target:g}" if b.target is not None else b.name.replace("-", "-\n") for b in positions])
+    axis.set_xlim(-0.45, max(positions.values()) + 0.45)
+    if budgets:
+        axis.set_xlabel("target ε of one run")
+    if budgets and others:
+        axis.axvline(len(budgets) - 0.32, color="0.8", linewidth=0.6)
+    axis.grid(axis="y", color="0.92", linewidth=0.6)
+    axis.set_axisbelow(True)
+
+
+def _look(index: int) -> dict:
+    return {
+        "color": _COLOURS[index % len(_COLOURS)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "linestyle": _DASHES[index // len(_COLOURS) % len(_DASHES)],
+    }
+
+
+def _legend(figure: Figure, results: Results, series: list[tuple[str, ...]], cells: dict[tuple, Sample]) -> None:
+    handles = []
+    for index, row in enumerate(series):
+        look = _look(index)
+        handles.append(Line2D([], [], linewidth=1.1, markersize=4, label=results.row_name(row), **look))
+    if any(cell.shortfalls and cell.n for cell in cells.values()):
+        handles.append(Line2D([], [], linestyle="", marker="o", markersize=4, color="0.3", markerfacecolor="white",
+                              label="open: ε is not proved (see the table)"))  # fmt: skip
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False, handlelength=2.4)
+
+
+def data_uri(path: Path) -> str:
+    """An SVG file as a data URI, for a page that stands alone."""
+    return "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode("ascii")

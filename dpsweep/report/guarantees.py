@@ -1,0 +1,181 @@
+"""What is proved, what is only claimed, and what all models of a dataset released together."""
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpsweep.privacy import accounting
+from dpsweep.report.load import Budget, Results, Run
+from dpsweep.report.markup import Table
+
+Record = Mapping[str, Any]
+
+
+def bound(epsilon: float | None) -> str:
+    """An upper bound on epsilon to four digits, rounded up so that it is never understated; — for None."""
+    if epsilon is None:
+        return "—"
+    if not math.isfinite(epsilon):
+        return "∞"
+    if epsilon <= 0:
+        return "0"
+    digits = max(0, 3 - math.floor(math.log10(epsilon)))
+    # The relative slack keeps 1.0 from becoming 1.001 where 10**digits times epsilon is not exact.
+    return f"{math.ceil(epsilon * 10**digits * (1 - 1e-12)) / 10**digits:.{digits}f}"
+
+
+def is_private(run: Run) -> bool:
+    """Whether a guarantee was aimed at: there is a target or noise."""
+    return run.budget.private
+
+
+def shortfall(run: Run) -> tuple[str, str, str] | None:
+    """Why the epsilon of a done private run's column is not what is proved: (mark, text, detail), or None if it is.
+
+    ‡ the noise was seeded; † nothing is proved; § what is proved is more than the target.
+    """
+    record = run.done
+    if record is None or not is_private(run):
+        return None
+    proved, target = record["epsilon"], record["target_epsilon"]
+    if proved is None:
+        if record["noise_source"] == "seeded" and record["epsilon_if_secure"] is not None:
+            detail = f"ε={bound(record['epsilon_if_secure'])} with secure noise"
+            return "‡", "seeded noise: no guarantee; would be", detail
+        claim = f"claimed: ε={record['epsilon_claimed']:g}" if record["epsilon_claimed"] is not None else ""
+        return "†", f"no proved ε: {record['guarantee_reason'] or 'no reason was recorded'}", claim
+    if target is not None and proved > target * (1 + 1e-9):
+        return "§", "proved, and more than the target:", f"ε={bound(proved)}"
+    return None
+
+
+def scope(results: Results) -> str:
+    """One sentence on the guarantee behind the unmarked private cells, and a warning where they do not compare."""
+    proved = [r for run in results.runs if is_private(run) and shortfall(run) is None and (r := run.done) is not None]
+    if not proved:
+        return "No cell has a proved ε." if any(is_private(run) and run.done for run in results.runs) else ""
+    kinds = Counter(f"{r['adjacency']} adjacency, protecting the {r['protects']}, δ={r['delta']:g}" for r in proved)
+    text = "Unmarked private cells: the ε of the column is proved for one released model"
+    if len(kinds) == 1:
+        return f"{text} ({next(iter(kinds))})."
+    listed = "; ".join(f"{kind} ({count} records)" for kind, count in kinds.most_common())
+    return f"{text}, but not by one relation, so that equal ε are not equal guarantees: {listed}."
+
+
+def epsilon_table(results: Results) -> Table:
+    """Target, claimed, proved and realised epsilon side by side, one line a mechanism and target."""
+    groups: dict[tuple[str, Budget], list[Record]] = defaultdict(list)
+    for run in results.runs:
+        if run.done is not None:
+            groups[run.done["mechanism"], run.budget].append(run.done)
+    rows = []
+    for (mechanism, budget), records in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1].order)):
+        unproved = [record for record in records if record["epsilon"] is None]
+        reasons = Counter(record["guarantee_reason"] or "no reason was recorded" for record in unproved)
+        rows.append([
+            mechanism, budget.name, str(len(records)),
+            *(_range(records, key) for key in ("epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised")),
+            " / ".join(sorted({str(record["adjacency"] or "—") for record in records})),
+            " / ".join(sorted({str(record["protects"] or "—") for record in records})),
+            "; ".join(f"{reason} ({count})" for reason, count in reasons.items()),
+        ])  # fmt: skip
+    header = ["Mechanism", "Target", "Models", "Claimed ε", "Proved ε", "ε if noise were secure", "Realised ε",
+              "Adjacency", "Protects", "Why nothing is proved"]  # fmt: skip
+    caption = (
+        "ε of each released model: claimed by the method's own analysis, proved for the model, and realised (an "
+        "odometer's reading, no guarantee). Bounds are rounded up."
+    )
+    return Table("epsilons", caption, header, rows, stubs=2, blocks=True)
+
+
+def _range(records: Sequence[Record], key: str) -> str:
+    values = [record[key] for record in records if record[key] is not None]
+    low, high = (bound(min(values)), bound(max(values))) if values else ("—", "—")
+    text = low if low == high else f"{low}–{high}"
+    return text if len(values) in (0, len(records)) else f"{text} ({len(values)} of {len(records)})"
+
+
+def released(results: Results) -> Table:
+    """What all done runs released from each dataset together, by composition in Rényi DP.
+
+    One line a dataset and relation (adjacency and what is protected), since bounds under different relations do not
+    add up. Composed are the events of every private model, at the least delta that its records name. A model trained
+    without noise, or without a proof, has no bound, and then neither has the total; the line says what the proved
+    models release alone, and, where the noise was seeded, what they would with secure noise. Basic composition of
+    independent runs on one dataset (Mironov, 2017, Proposition 1).
+    """
+    rows = []
+    for dataset in results.datasets:
+        done = [run for run in results.runs if run.dataset == dataset and run.done is not None]
+        open_models = sum(not is_private(run) for run in done)
+        relations: dict[tuple, list[Record]] = defaultdict(list)
+        for run in done:
+            if is_private(run) and run.done is not None:
+                relations[run.done["adjacency"] or "—", run.done["protects"] or "—"].append(run.done)
+        if not relations:
+            if done:
+                rows.append([dataset, "—", "0", "—", f"unbounded: {_count(open_models, 'non-private')} of the same data"])
+            continue
+        for (adjacency, protects), records in relations.items():
+            proved = [record for record in records if record["epsilon"] is not None]
+            seeded = [r for r in records if r["epsilon"] is None and r["epsilon_if_secure"] is not None]
+            unproved = len(records) - len(proved) - len(seeded)
+            delta = min((record["delta"] for record in records if record["delta"]), default=0.0)  # 0: pure DP throughout
+            causes = [
+                text
+                for number, text in (
+                    (open_models, f"{_count(open_models, 'non-private')} of the same data"),
+                    (len(seeded), f"{_count(len(seeded), 'private')} with seeded noise"),
+                    (unproved, f"{_count(unproved, 'private')} without a proved ε"),
+                )
+                if number
+            ]
+            parts = [f"unbounded: {', '.join(causes)}"] if causes else []
+            if proved:
+                total = _composed(proved, delta)
+                if not causes:
+                    parts.append(total)
+                else:
+                    parts.append(f"the {'proved' if seeded or unproved else 'private'} ones alone ({len(proved)}): {total}")
+            if seeded:
+                parts.append(f"with secure noise the private ones ({len(proved) + len(seeded)}) would release "
+                             f"{_composed([*proved, *seeded], delta)}")  # fmt: skip
+            if len(relations) > 1:
+                parts.append("models under another relation stand in a line of their own; no common bound is computed")
+            rows.append([dataset, f"{adjacency}, {protects}", str(len(records)), f"{delta:g}", "; ".join(parts)])
+    caption = (
+        "What all models of this report released from one dataset together, by composition. Each ε in the other tables is "
+        "one run's. Whoever sees the tables has seen them all, and other records of the same data add to the total."
+    )
+    return Table("released", caption, ["Dataset", "Relation", "Private models", "δ", "Released together"], rows, stubs=5)
+
+
+def _count(number: int, kind: str) -> str:
+    return f"{number} {kind} model{'s' if number != 1 else ''}"
+
+
+def _composed(records: Sequence[Record], delta: float) -> str:
+    counts: Counter[str] = Counter()
+    for record in records:
+        for event, count in record["events"]:
+            counts[json.dumps(event, sort_keys=True)] += count
+    try:
+        events = [(accounting.event_from_json(json.loads(event)), count) for event, count in counts.items()]
+        return f"ε={bound(accounting.epsilon(events, delta, 'rdp').epsilon)}"
+    except (accounting.AccountingError, ValueError) as error:
+        return f"not computed ({error})"
+
+
+def in_words(results: Results) -> list[tuple[str, int]]:
+    """The distinct guarantees in words with how many done records state each, most frequent first."""
+    return Counter(str(record["guarantee_text"]) for record in results.done).most_common()
+
+
+def unprotected(results: Results) -> list[tuple[str, list[str]]]:
+    """By dataset, the record fields that were read from its data without noise."""
+    fields: dict[str, set[str]] = defaultdict(set)
+    for record in results.done:
+        fields[record["dataset"]].update(record["unprotected"] or ())
+    return [(dataset, sorted(names)) for dataset, names in fields.items() if names]

@@ -1,0 +1,260 @@
+"""Tasks joined with their records, and what tells one row of a table from the next."""
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpsweep.errors import UsageError
+
+LABELS = ("model", "mechanism", "optimizer", "accountant", "run")
+OWN_BASELINE = ("mechanism", "optimizer", "accountant")  # null in a non-private task, which then serves the private ones
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of a record: its field, its name, its unit, the factor from the record to that unit, its decimals."""
+
+    field: str
+    name: str
+    unit: str = "%"
+    scale: float = 100.0
+    decimals: int = 2
+
+    def of(self, record: Mapping[str, Any]) -> float | None:
+        """The value in the record's own unit; None where it is null or not finite."""
+        value = record[self.field]
+        return float(value) if value is not None and math.isfinite(value) else None
+
+    def show(self, value: float, sign: str = "") -> str:
+        """The value in the metric's unit, with a true minus; `sign="+"` shows both signs."""
+        return f"{value * self.scale:{sign}.{self.decimals}f}".replace("-", "−")
+
+
+METRICS = {
+    "accuracy": Metric("test_accuracy", "Accuracy"),
+    "precision": Metric("test_precision", "Precision"),
+    "recall": Metric("test_recall", "Recall"),
+    "f1": Metric("test_f1", "F1"),
+    "auroc": Metric("test_auroc", "AUROC"),
+    "auprc": Metric("test_auprc", "AUPRC"),
+    "seconds_train": Metric("seconds_train", "Training time", unit="s", scale=1.0),
+}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A column: a target epsilon, no target though there is noise (`private`), or non-private training."""
+
+    target: float | None
+    private: bool
+
+    @property
+    def name(self) -> str:
+        if self.target is not None:
+            return f"ε={self.target:g}"
+        return "no target" if self.private else "non-private"
+
+    @property
+    def order(self) -> tuple[float, bool]:
+        return (-1.0 if self.target is None else self.target, self.private)
+
+
+@dataclass
+class Run:
+    """A task and its record; `row` holds the labels that tell table rows apart."""
+
+    id: str
+    dataset: str
+    budget: Budget
+    seed: int
+    labels: dict[str, Any]
+    config: Mapping[str, Any] | None
+    record: dict[str, Any] | None
+    row: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> str:
+        return "missing" if self.record is None else self.record["status"]
+
+    @property
+    def done(self) -> dict[str, Any] | None:
+        """The record if the run is done, else None."""
+        return self.record if self.status == "done" else None
+
+
+class Results:
+    """All runs of a report, by cell: (row, dataset, budget).
+
+    `columns` names the labels in `Run.row` (the model, then what varies); `outside` counts the records in the folder
+    that belong to no task of the report.
+    """
+
+    def __init__(self, runs: list[Run], columns: tuple[str, ...], outside: int) -> None:
+        self.runs, self.columns, self.outside = runs, columns, outside
+        self.cells: dict[tuple[tuple[str, ...], str, Budget], list[Run]] = defaultdict(list)
+        for run in runs:
+            self.cells[run.row, run.dataset, run.budget].append(run)
+        self.rows = list(dict.fromkeys(run.row for run in runs))
+        self.datasets = list(dict.fromkeys(run.dataset for run in runs))
+        self.budgets = sorted({run.budget for run in runs}, key=lambda budget: budget.order)
+
+    def cell(self, row: tuple[str, ...], dataset: str, budget: Budget) -> list[Run]:
+        """The runs of a cell in suite order; empty where no task asks for it."""
+        return self.cells.get((row, dataset, budget), [])
+
+    def row_name(self, row: tuple[str, ...]) -> str:
+        """A row in words: its labels, without those that say nothing of it."""
+        return " · ".join(value for value in row if value != "—")
+
+    @property
+    def done(self) -> list[dict[str, Any]]:
+        return [run.record for run in self.runs if run.record is not None and run.status == "done"]
+
+    def with_status(self, status: str) -> list[Run]:
+        return [run for run in self.runs if run.status == status]
+
+
+def join(tasks: Sequence[Mapping[str, Any]], records: Sequence[dict[str, Any]]) -> Results:
+    """Join tasks with records by id and find the labels that vary.
+
+    Without tasks every record is its own task. Two runs share a cell only if they differ in nothing but the seed: what
+    else differs (optimizer, accountant, run label, any key of the configuration) becomes a column. A label that
+    non-private training lacks (its mechanism is "none") is taken from the private runs of the same model where these
+    have only one, so that the baseline stands in their row. A task without a record may bring its `config`.
+
+    Raises UsageError for two records or two tasks of one id, and for two records of one cell and seed.
+    """
+    _refuse_repeated(records, "records", "keep one of the files (the first execution) and move the other away")
+    _refuse_repeated(tasks, "tasks", "a suite must list each task once")
+    by_id = {record["id"]: record for record in records}
+    if not tasks:
+        tasks = sorted(records, key=_natural_order)
+    runs = [_run(task, by_id.get(task["id"])) for task in tasks]
+    columns = _set_rows(runs)
+    seen: dict[tuple, str] = {}
+    for run in runs:
+        if run.record is not None:
+            other = seen.setdefault((run.row, run.dataset, run.budget, run.seed), run.id)
+            if other != run.id:
+                raise UsageError(
+                    f"Records {other} and {run.id} have the same seed and labels and no differing configuration, so a "
+                    "table would count one run twice. Give repeated executions different `run` labels, or move one away."
+                )
+    return Results(runs, columns, len(set(by_id) - {run.id for run in runs}))
+
+
+def _refuse_repeated(items: Sequence[Mapping[str, Any]], what: str, remedy: str) -> None:
+    repeated = [name for name, count in Counter(item["id"] for item in items).items() if count > 1]
+    if repeated:
+        raise UsageError(f"Two {what} have the id {repeated[0]}, and a report never pools or chooses: {remedy}.")
+
+
+def _natural_order(record: Mapping[str, Any]) -> tuple:
+    target = record["target_epsilon"]
+    return (
+        record["dataset"], record["model"], record["mechanism"], record["run"] or "",
+        -1.0 if target is None else target, record["seed"], record["id"],
+    )  # fmt: skip
+
+
+def _run(task: Mapping[str, Any], record: dict[str, Any] | None) -> Run:
+    source = task if record is None else record
+    labels = {name: source.get(name) for name in LABELS}
+    if labels["mechanism"] == "none":
+        labels["mechanism"] = None
+    noisy = record is not None and (record["noise_multiplier"] is not None or record["epsilon"] is not None)
+    target = source["target_epsilon"]
+    budget = Budget(None if target is None else float(target), target is not None or noisy)
+    return Run(task["id"], source["dataset"], budget, source["seed"], labels, source.get("config"), record)
+
+
+def _set_rows(runs: list[Run]) -> tuple[str, ...]:
+    for label in OWN_BASELINE:
+        _fill(runs, label, LABELS[:1] + LABELS[-1:])
+    variants = _variants(runs)
+    for key in variants:
+        used = {run.labels["model"] for run in runs if key in flatten(run.config)}
+        for run in runs:
+            values = flatten(run.config)
+            # The canonical configuration leaves out keys at their default.
+            default = "default" if run.config is not None and run.labels["model"] in used else None
+            value = values.get(key, default)
+            run.labels[key] = value if value is None or isinstance(value, str) else json.dumps(value)
+        _fill(runs, key, LABELS)
+    varying = [
+        name
+        for name in LABELS[1:]
+        if len({run.labels[name] for run in runs if name == "run" or run.labels[name] is not None}) > 1
+    ]
+    shown = ("model", *varying, *variants)
+    absent = {"mechanism": "none"}
+    for run in runs:
+        run.row = tuple("—" if (v := run.labels[n]) is None and n not in absent else str(v or absent[n]) for n in shown)
+    short = {key: key.rsplit(".", 1)[-1] for key in variants}
+    unique = Counter([*LABELS, *short.values()])
+    return tuple(name if name in LABELS or unique[short[name]] > 1 else short[name] for name in shown)
+
+
+def _fill(runs: list[Run], label: str, within: Sequence[str]) -> None:
+    """Give runs that lack a label the one that the other runs alike in `within` have, where it is but one."""
+    values: dict[tuple, set] = defaultdict(set)
+    for run in runs:
+        values[tuple(run.labels[name] for name in within)].add(run.labels[label])
+    for run in runs:
+        present = values[tuple(run.labels[name] for name in within)] - {None}
+        if run.labels[label] is None and len(present) == 1:
+            (run.labels[label],) = present
+
+
+def _variants(runs: list[Run]) -> list[str]:
+    """Configuration keys, other than the seed, that differ inside a cell: as few as tell the runs apart."""
+    cells: dict[tuple, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+    for run in runs:
+        if run.config is not None:
+            key = (run.dataset, run.budget, *(run.labels[name] for name in LABELS))
+            cells[key].append((run.seed, flatten(run.config)))
+    keys: Counter[str] = Counter()
+    seeds: set[str] = {key for cell in cells.values() for _, values in cell for key in values}
+    for cell in cells.values():
+        for key in {key for _, values in cell for key in values}:
+            if len({_canonical(values.get(key)) for _, values in cell}) > 1:
+                # A name says more than the numbers that come with it: names are tried first.
+                keys[key] += any(isinstance(values.get(key), str) for _, values in cell)
+        for seed, values in cell:
+            seeds -= {key for key in seeds if values.get(key) != seed}
+    chosen: list[str] = []
+    for key in sorted(keys.keys() - seeds, key=lambda key: (-keys[key], key)):
+        if any(_classes(cell, [*chosen, key]) > _classes(cell, chosen) for cell in cells.values()):
+            chosen.append(key)
+    return chosen
+
+
+def _classes(cell: list[tuple[int, dict[str, Any]]], keys: list[str]) -> int:
+    return len({tuple(_canonical(values.get(key)) for key in keys) for _, values in cell})
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def flatten(config: Mapping[str, Any] | None, prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as dotted keys; lists stay values."""
+    flat: dict[str, Any] = {}
+    for key, value in (config or {}).items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def metrics_of(names: Iterable[str]) -> dict[str, Metric]:
+    """The metrics by name; UsageError for an unknown one."""
+    names = list(names)
+    for name in names:
+        if name not in METRICS:
+            raise UsageError(f"The report asks for the metric {name!r}, which records lack. Choose from {', '.join(METRICS)}.")
+    return {name: METRICS[name] for name in names}

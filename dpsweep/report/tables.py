@@ -1,0 +1,247 @@
+"""The tables of a report: metrics with spread and intervals, protocol, times, environment, what failed or is missing."""
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpsweep.report import stats
+from dpsweep.report.guarantees import is_private, shortfall
+from dpsweep.report.load import Budget, Metric, Results, Run
+from dpsweep.report.markup import Table
+
+MOST_COLUMNS = 8  # a metric table with more value columns gets one block a dataset instead of one column group
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The values of one metric in one cell, by seed, and what keeps the cell from being whole."""
+
+    values: dict[int, float]
+    expected: int
+    gaps: tuple[str, ...]  # one phrase a run without a value, or with one that needs a word
+    shortfalls: tuple[tuple[str, str, str], ...]
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values.values())
+
+    @property
+    def sd(self) -> float | None:
+        """The sample standard deviation (n-1); None for one value."""
+        return statistics.stdev(self.values.values()) if self.n > 1 else None
+
+
+def sample(runs: Sequence[Run], metric: Metric) -> Sample:
+    """Collect a cell. A diverged run with a value counts, for leaving it out would flatter the method; the cell says so."""
+    values: dict[int, float] = {}
+    gaps = []
+    for run in runs:
+        value = None if run.done is None else metric.of(run.done)
+        if value is not None:
+            values[run.seed] = value
+        if run.record is None:
+            gaps.append(f"missing: {run.id}")
+        elif run.done is None:
+            gaps.append(f"failed ({(run.record['error'] or {}).get('type', 'no error type recorded')}): {run.id}")
+        elif run.done["diverged"]:
+            gaps.append(f"diverged, {'counted' if value is not None else 'no value'}: {run.id}")
+        elif value is None:
+            gaps.append(f"undefined: {run.id}")
+    marks = dict.fromkeys(found for run in runs if (found := shortfall(run)) is not None)
+    return Sample(values, len(runs), tuple(gaps), tuple(marks))
+
+
+class Footnotes:
+    """The notes of a table in order of appearance: one mark for each distinct text, its details gathered."""
+
+    def __init__(self) -> None:
+        self._details: dict[tuple[str, str], dict[str, None]] = {}
+        self._marks: dict[tuple[str, str], str] = {}
+
+    def mark(self, symbol: str, text: str, detail: str = "") -> str:
+        """The mark of a note. An empty symbol asks for a number; a symbol with a second text gets a number added."""
+        key = (symbol, text)
+        if key not in self._marks:
+            same = sum(other == symbol for other, _ in self._marks) + 1
+            self._marks[key] = f"[{same}]" if not symbol else symbol if same == 1 else f"{symbol}{same}"
+            self._details[key] = {}
+        if detail:
+            self._details[key][detail] = None
+        return self._marks[key]
+
+    def listed(self) -> list[tuple[str, str]]:
+        # Guarantees first, then the numbered notes.
+        keys = sorted(self._marks, key=lambda key: not key[0])
+        return [(self._marks[key], " ".join([key[1], ", ".join(self._details[key])]).strip()) for key in keys]
+
+    def of(self, cell: Sample) -> str:
+        """All marks of a cell, registering its notes."""
+        marks = [self.mark(*found) for found in cell.shortfalls]
+        if cell.n and cell.gaps:
+            marks.append(self.mark("", "; ".join(cell.gaps)))
+        return "".join(dict.fromkeys(marks))
+
+
+def usual_seeds(results: Results) -> int:
+    """The most seeds that any cell asks for; cells with another number of values show it."""
+    return max((len(runs) for runs in results.cells.values()), default=0)
+
+
+def cell_text(cell: Sample, metric: Metric, usual: int, interval: bool = False) -> str:
+    """'mean ± SD' or 'low to high' in the metric's unit, with n where it isn't the usual; — without a value."""
+    if cell.n == 0:
+        return "—"
+    if interval:
+        bounds = stats.t_interval(list(cell.values.values()))
+        text = f"{metric.show(bounds[0])} to {metric.show(bounds[1])}" if bounds else "n/a"
+    else:
+        text = f"{metric.show(cell.mean)} ± {metric.show(cell.sd) if cell.sd is not None else 'n/a'}"
+    if cell.n != cell.expected:
+        return f"{text} (n={cell.n} of {cell.expected})"
+    return text if cell.n == usual else f"{text} (n={cell.n})"
+
+
+def metric_table(results: Results, name: str, metric: Metric, interval: bool = False) -> Table:
+    """Rows a model (and what else varies), columns dataset x budget; or, if these are many, one block a dataset."""
+    usual, notes = usual_seeds(results), Footnotes()
+
+    def values(row: tuple[str, ...], columns: Iterable[tuple[str, Budget]]) -> list[str]:
+        cells = [sample(results.cell(row, *column), metric) for column in columns]
+        return [cell_text(cell, metric, usual, interval) + notes.of(cell) for cell in cells]
+
+    columns = [(d, b) for d in results.datasets for b in results.budgets if any((r, d, b) in results.cells for r in results.rows)]
+    labels = [label.capitalize() for label in results.columns]
+    what = "95% Student-t interval of the mean" if interval else "mean ± sample SD"
+    unit = "" if metric.unit == "%" else f" ({metric.unit})"
+    caption = f"{metric.name}{unit or ' (%)'} on the test set: {what} over {usual} seed{'s' if usual != 1 else ''}"
+    if metric.unit == "s":
+        caption = caption.replace(" on the test set", "")
+    caption += "; n/a where one seed leaves it undefined." if usual == 1 else "; n is given where it differs."
+    stem = f"{name}_intervals" if interval else name
+    if len(columns) <= MOST_COLUMNS:
+        rows = [[*row, *values(row, columns)] for row in results.rows]
+        groups = [(d, sum(dataset == d for dataset, _ in columns)) for d in results.datasets]
+        header = [*labels, *(f"{dataset} {budget.name}" for dataset, budget in columns)]
+        short = [*labels, *(budget.name for _, budget in columns)]
+        return Table(stem, caption, header, rows, len(labels), groups, short, notes=notes.listed())
+    rows = [
+        [dataset, *row, *values(row, [(dataset, budget) for budget in results.budgets])]
+        for dataset in results.datasets
+        for row in results.rows
+        if any((row, dataset, budget) in results.cells for budget in results.budgets)
+    ]
+    header = ["Dataset", *labels, *(budget.name for budget in results.budgets)]
+    return Table(stem, caption, header, rows, len(labels) + 1, blocks=True, notes=notes.listed())
+
+
+def cells_table(results: Results, metrics: dict[str, Metric]) -> Table:
+    """Every cell in numbers, one line a metric and cell, in the records' own units: for plotting elsewhere."""
+    rows = []
+    for name, metric in metrics.items():
+        for (row, dataset, budget), runs in results.cells.items():
+            cell = sample(runs, metric)
+            low, high = stats.t_interval(list(cell.values.values())) or (None, None)
+            numbers = (cell.mean if cell.n else None, cell.sd, low, high)
+            rows.append([name, dataset, *row, budget.name, str(cell.n), str(cell.expected),
+                         *("" if number is None else repr(number) for number in numbers),
+                         "; ".join(" ".join(found) for found in cell.shortfalls)])  # fmt: skip
+    header = ["metric", "dataset", *results.columns, "budget", "n", "expected", "mean", "sd", "t95_low", "t95_high", "guarantee_note"]
+    return Table("cells", "Every cell in numbers", header, rows, stubs=len(header))
+
+
+def protocol_table(results: Results) -> Table:
+    """The public numbers of training by dataset, and the noise multiplier at each budget."""
+    private = [budget for budget in results.budgets if budget.private]
+    sigmas: dict[tuple[str, ...], dict[Budget, set[float]]] = defaultdict(lambda: defaultdict(set))
+    for run in results.runs:
+        record = run.done
+        if record is not None and is_private(run):
+            keys = ("reference_size", "sample_rate", "steps", "normalizer", "max_grad_norm", "delta", "accountant")
+            key = (record["dataset"], record["mechanism"], *(_plain(record[key]) for key in keys))
+            sigmas[key][run.budget]  # a protocol without a noise multiplier is one too
+            if record["noise_multiplier"] is not None:
+                sigmas[key][run.budget].add(record["noise_multiplier"])
+    rows = [
+        [*key, *(" / ".join(f"{sigma:.4f}" for sigma in sorted(by_budget[budget])) or "—" for budget in private)]
+        for key, by_budget in sorted(sigmas.items(), key=lambda item: results.datasets.index(item[0][0]))
+    ]
+    header = ["Dataset", "Mechanism", "N0", "q", "T", "m0", "C", "δ", "Accountant", *(f"σ at {b.name}" for b in private)]
+    caption = (
+        "Protocol of the private runs: reference size N0, sample rate q, steps T, normalizer m0, clipping norm C, δ, and "
+        "the noise multiplier σ (in units of C) at each target."
+    )
+    return Table("protocol", caption, header, rows, stubs=2, blocks=True)
+
+
+def times_table(results: Results) -> Table:
+    """Median training time by model and dataset, non-private and private apart; ~ where some run shared the machine."""
+    times: dict[tuple, dict[tuple[str, bool], list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for run in results.runs:
+        if run.done is not None and run.done["seconds_train"] is not None:
+            times[run.row][run.dataset, is_private(run)].append(run.done)
+    columns = [(d, p) for d in results.datasets for p in (False, True) if any((d, p) in row for row in times.values())]
+    labels = [label.capitalize() for label in results.columns]
+    rows, shared = [], False
+    for row, cells in times.items():
+        texts = []
+        for column in columns:
+            records = cells.get(column, [])
+            marked = not all(record["alone"] for record in records)
+            shared |= marked
+            median = statistics.median(record["seconds_train"] for record in records) if records else None
+            texts.append("—" if median is None else f"{'~' * marked}{median:.3g}" if median < 1000 else f"{'~' * marked}{median:.0f}")
+        rows.append([*row, *texts])
+    kind = {False: "non-private", True: "private"}
+    groups = [(d, sum(dataset == d for dataset, _ in columns)) for d in results.datasets]
+    notes = [("~", "not all of these runs had the machine to themselves, so these times do not compare")] if shared else []
+    return Table(
+        "times", "Training time in seconds: median over seeds and budgets.",
+        [*labels, *(f"{dataset} {kind[private]}" for dataset, private in columns)], rows, len(labels),
+        [group for group in groups if group[1]], [*labels, *(kind[private] for _, private in columns)], notes=notes,
+    )  # fmt: skip
+
+
+def environment_table(results: Results) -> Table:
+    """Versions, devices, threads, noise sources and data, with how many records name each value."""
+    values: dict[str, Counter[str]] = defaultdict(Counter)
+    for record in results.done:
+        for package, version in sorted((record["versions"] or {}).items()):
+            values[f"version of {package}"][str(version)] += 1
+        for key in ("device", "engine", "threads", "host", "noise_source"):
+            if record[key] is not None:
+                values[key.replace("_", " ")][str(record[key])] += 1
+        official = {True: "official", False: "NOT the official files", None: "no official files exist to compare with"}
+        fingerprint = str(record["data_fingerprint"] or "no fingerprint")[:12]
+        values[f"data of {record['dataset']}"][f"{fingerprint}, {official[record['data_official']]}"] += 1
+    rows = [
+        [what, "; ".join(f"{value} ({count})" if len(counts) > 1 else value for value, count in counts.most_common()),
+         "differs between records" if len(counts) > 1 else ""]
+        for what, counts in values.items()
+    ]  # fmt: skip
+    return Table("environment", "What the done records ran on, and on which data.", ["What", "Value", ""], rows, stubs=3)
+
+
+def failed_table(results: Results) -> Table:
+    rows = []
+    for run in results.with_status("failed"):
+        error = (run.record or {}).get("error") or {}
+        rows.append([run.id, str(error.get("type", "—")), str(error.get("message", "—"))])
+    return Table("failed", "Failed tasks", ["Task", "Error", "Message"], rows, stubs=3)
+
+
+def missing_table(results: Results) -> Table:
+    rows = [
+        [run.dataset, results.row_name(run.row), run.budget.name, str(run.seed), run.id]
+        for run in results.with_status("missing")
+    ]
+    return Table("missing", "Tasks without a record", ["Dataset", "Model", "Budget", "Seed", "Task"], rows, stubs=5)
+
+
+def _plain(value: Any) -> str:
+    return "—" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
