@@ -1,0 +1,235 @@
+"""The command line: run, plan, report, calibrate, data."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpsweep.errors import UsageError
+
+if TYPE_CHECKING:
+    from dpsweep.config import Composer
+    from dpsweep.tasks import Plan
+
+_RUN = """\
+examples:
+  dpsweep run dataset=heart model=rvfl epsilon=2 seed=42     one task; if it is done, its record is printed
+  dpsweep run -m model=rvfl,cnn epsilon=1,2 seed=range(5)    every combination
+  dpsweep run suite=quickstart                               a whole suite; what is done is not done again
+  dpsweep run suite=quickstart model=rvfl threads=2          the suite's matching tasks
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status: 0 done, 1 some task failed, 2 usage or configuration, 130 interrupted."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return options.command(options)
+    except UsageError as error:
+        print(f"dpsweep: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("dpsweep: interrupted; what was finished is kept, and the same command goes on from there", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dpsweep", description="Run, compare and check differentially private training experiments.",
+        epilog="`dpsweep COMMAND --help` tells more; `dpsweep run --help` lists every option and key.",
+    )  # fmt: skip
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, function: Any, help: str, epilog: str = "", multirun: bool = False) -> None:
+        sub = commands.add_parser(
+            name, help=help, description=help, epilog=epilog, add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        sub.add_argument("-h", "--help", action=_Help)
+        sub.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="groups and keys, such as dataset=heart epsilon=2")
+        sub.add_argument("--config-dir", action="append", default=[], metavar="FOLDER", help="a folder with groups of your own")
+        if multirun:
+            sub.add_argument("-m", "--multirun", action="store_true", help="run every combination of the listed values")
+        sub.set_defaults(command=function, multirun=False)
+
+    command("run", _run, "Run one task, every combination (-m), or a suite.", _RUN, multirun=True)
+    command("plan", _plan, "Show what would run: done, failed, missing, and an estimate.", multirun=True)
+    command("report", _report, "Rebuild the tables, figures and tests of a suite (or of all records in output_dir).")
+    command("calibrate", _calibrate, "Show the noise that meets a budget, without training.", multirun=True)
+    data = commands.add_parser("data", help="Check data files.", description="Check data files.")
+    data.add_argument("action", choices=["verify"], help="verify: counts, shapes, class balance, fingerprints, official or not")
+    data.add_argument("names", nargs="*", metavar="NAME", help="datasets (all, if none is named), or data.dir=FOLDER")
+    data.add_argument("--config-dir", action="append", default=[], metavar="FOLDER", help="a folder with groups of your own")
+    data.set_defaults(command=_data)
+    return parser
+
+
+class _Help(argparse.Action):
+    """Help with the groups' options and all keys, which only the configuration knows."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="show this help")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from dpsweep.config import GROUPS, NUMBER_GROUPS, Composer, flatten
+
+        parser.print_help()
+        composer = Composer()
+        composer.preload([(group, name) for group in GROUPS for name in composer.options(group)])
+        print("\ngroups:")
+        for group in GROUPS:
+            names = composer.options(group)
+            if group in NUMBER_GROUPS:
+                print(f"  {group}: any number" + (", or none for training without privacy" if group == "epsilon" else ""))
+                continue
+            print(f"  {group}:")
+            for name in names:
+                print(f"    {name:<20}{composer.about(group, name)}")
+        values = composer.compose([]).values
+        print("\nkeys, with their values for the default task:")
+        for key, value in flatten(values).items():
+            if not key.startswith("suite.") and not key.endswith((".name", ".about", "._target_")) and key not in NUMBER_GROUPS:
+                print(f"  {key}={'null' if value is None else str(value).lower() if isinstance(value, bool) else value}")
+        parser.exit()
+
+
+def _tasks(options: argparse.Namespace) -> tuple[Plan, Composer]:
+    from dpsweep.config import Composer
+    from dpsweep.tasks import enumerate_tasks
+
+    composer = Composer([Path(folder) for folder in options.config_dir])
+    plan = enumerate_tasks(options.overrides, composer, options.multirun)
+    for reason in dict.fromkeys(plan.impossible):
+        print(f"left out: {reason}", file=sys.stderr)
+    return plan, composer
+
+
+def _run(options: argparse.Namespace) -> int:
+    from dpsweep.describe import describe
+    from dpsweep.records import Records
+    from dpsweep.sweep import run_tasks
+
+    plan, _ = _tasks(options)
+    result = run_tasks(plan.tasks, plan.settings)
+    records = Records(plan.settings.output_dir)
+    if len(plan.tasks) == 1:
+        record = records.load(plan.tasks[0].id)
+        if record is not None:
+            print(describe(record))
+            print(f"  record     {records.path(record['id'])}")
+        return result.exit_code
+    print(f"{result.done} of {len(plan.tasks)} tasks done, {result.failed} failed; records in {records.folder}")
+    missing = len(plan.tasks) - result.done - result.failed
+    if missing or result.failed:
+        print(f"the same command runs the {missing + result.failed} tasks that are missing or failed")
+    elif plan.suite:
+        print(f"tables and figures: dpsweep report suite={plan.suite['name']}")
+    return result.exit_code
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from dpsweep.records import Records
+    from dpsweep.sweep import status_of
+
+    plan, _ = _tasks(options)
+    status = status_of(plan.tasks, Records(plan.settings.output_dir))
+    rows = Counter((t.config["dataset"]["name"], t.config["model"]["name"], t.config["mechanism"]["name"]) for t in plan.tasks)
+    for (dataset, model, mechanism), count in rows.items():
+        print(f"  {dataset:<14}{model:<20}{mechanism:<14}{count:>6} tasks")
+    print(f"{len(plan.tasks)} tasks: {len(status.done)} done, {len(status.failed)} failed, {len(status.missing)} missing")
+    for name, record in status.failed.items():
+        print(f"  failed {name}: {record['error']['type']}: {record['error']['message']}")
+    for name, reason in status.damaged.items():
+        print(f"  damaged {name}.json: {reason}; a run sets it aside and does the task again")
+    print(_estimate(plan, status.done, len(status.to_run)))
+    return 0
+
+
+def _estimate(plan: Plan, done: dict[str, dict[str, Any]], left: int) -> str:
+    """The time left, from the measured times of finished tasks of the same dataset, model and mechanism."""
+    if not left:
+        return "nothing is left to run"
+    measured: dict[tuple[str, ...], list[float]] = {}
+    kind = {t.id: tuple(t.config[g]["name"] for g in ("dataset", "model", "mechanism")) for t in plan.tasks}
+    for name, record in done.items():
+        measured.setdefault(kind[name], []).append(record["seconds_total"])
+    known = [kind[t.id] for t in plan.tasks if t.id not in done and kind[t.id] in measured]
+    seconds = sum(sum(measured[k]) / len(measured[k]) for k in known)
+    if not known:
+        return f"{left} to run; no finished task tells how long they take"
+    unknown = f", besides {left - len(known)} of kinds that none has finished of" if left > len(known) else ""
+    return f"{left} to run: {len(known)} take about {seconds:.0f} s of one worker, by the finished ones{unknown}"
+
+
+def _report(options: argparse.Namespace) -> int:
+    from dpsweep.records import Records
+    from dpsweep.report.render import build
+
+    plan, _ = _tasks(options)
+    records = Records(plan.settings.output_dir)
+    scan = records.scan()
+    if plan.suite is not None:
+        title, about, spec = plan.suite["name"], plan.suite["about"], plan.suite.get("report", {})
+        tasks = [{"id": task.id, **task.labels} for task in plan.tasks]
+    else:
+        title, about, spec = "all", f"every record in {records.folder}", {}
+        labels = ("id", "dataset", "model", "mechanism", "target_epsilon", "seed", "run")
+        tasks = [{key: record[key] for key in labels} for record in scan.records]
+    if not any(record["id"] in {task["id"] for task in tasks} for record in scan.records):
+        run = f"dpsweep run suite={title}" if plan.suite else "dpsweep run ..."
+        raise UsageError(f"{records.folder} holds no record of {title}: run it first ({run}), or name its folder: output_dir=PATH")
+    wanted = {task["id"] for task in tasks}
+    report = build(
+        title, about, tasks, [r for r in scan.records if r["id"] in wanted], scan.damaged, spec,
+        plan.settings.output_dir / "reports" / title,
+    )  # fmt: skip
+    print(report.text)
+    return 0 if report.complete else 1
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from dpsweep.runner import plan_of
+
+    plan, _ = _tasks(options)
+    for task in plan.tasks:
+        _, schedule, account, calibrated = plan_of(task.values)
+        if calibrated.noise_multiplier is None:
+            print(f"{task.config['dataset']['name']}: {task.config['mechanism']['name']} adds no noise, so there is nothing to calibrate")
+            continue
+        print(
+            f"{task.config['dataset']['name']}: sigma {calibrated.noise_multiplier:.6f} gives epsilon {calibrated.epsilon(account):.6f} "
+            f"of {task.config['epsilon']:g} at delta {account.delta:g} ({account.accountant.upper()}; q = {schedule.sample_rate}, "
+            f"T = {schedule.steps}, N0 = {schedule.reference_size}, m0 = {schedule.normalizer})"
+        )
+    return 0
+
+
+def _data(options: argparse.Namespace) -> int:
+    from dpsweep.config import Composer, parse
+    from dpsweep.datasets.verify import verify_report
+    from dpsweep.runner import build
+    from dpsweep.tasks import Settings
+
+    composer = Composer([Path(folder) for folder in options.config_dir])
+    overrides = [name for name in options.names if "=" in name]
+    names = [name for name in options.names if "=" not in name]
+    readers = {}
+    for name in names or composer.options("dataset"):
+        config = composer.compose([("dataset", name), *parse(overrides)[0]])
+        readers[name] = build("dataset", config.values["dataset"])
+    settings = Settings.from_config(composer.compose(parse(overrides)[0]))
+    text, ok = verify_report(readers, settings.data_dir)
+    print(text)
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Where tasks run: in this process, or in a pool of worker processes.
+
+An executor is built as ``Executor(settings)`` and is asked to ``run(tasks, stop)``: it yields one :class:`Outcome` for
+each task that it finished, and starts nothing new once ``stop()`` is true. A worker that dies takes one task with it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from dpsweep.tasks import Settings, Task, available_cores
+
+Stop = Callable[[], int]  # how often the user asked to stop: 1 finishes what runs, 2 ends it
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one task: ``done``, ``failed``, ``claimed`` (another process has it) or ``lost`` (its worker died)."""
+
+    task: Task
+    status: str
+    record: dict[str, Any] | None = None
+    reason: str = ""
+
+
+class Inline:
+    """One task after another in this process, with all threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def run(self, tasks: list[Task], stop: Stop) -> Iterator[Outcome]:
+        """Run the tasks in order."""
+        from dpsweep.runner import attempt
+
+        for task in tasks:
+            if stop():
+                return
+            status, record = attempt(task, self._settings, alone=True)
+            yield Outcome(task, status, record)
+
+
+class Pool:
+    """Worker processes on this machine; the threads are shared out among them.
+
+    Workers come from a fork server that has imported torch and run nothing, so that a worker starts in milliseconds and
+    inherits no thread and no generator. A worker ends as soon as its parent is gone.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def run(self, tasks: list[Task], stop: Stop) -> Iterator[Outcome]:
+        """Run the tasks, each on the first worker that is free."""
+        count = min(len(tasks), self._settings.workers or min(available_cores(), self._settings.threads))
+        settings = replace(self._settings, threads=max(1, self._settings.threads // count))
+        context = multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
+        if context.get_start_method() == "forkserver":
+            context.set_forkserver_preload(["dpsweep.training.loop", "dpsweep.runner"])
+        queue = deque(tasks)
+        workers = [_Worker(context, settings, alone=count == 1) for _ in range(count)]
+        try:
+            while queue or any(worker.task for worker in workers):
+                asked = stop()
+                if asked:
+                    queue.clear()
+                if asked > 1:
+                    return
+                for i, worker in enumerate(workers):
+                    if queue and worker.task is None:
+                        if not worker.give(queue[0]):
+                            workers[i] = worker = _Worker(context, settings, alone=count == 1)
+                            worker.give(queue[0])
+                        queue.popleft()
+                busy = {worker.connection: worker for worker in workers if worker.task}
+                for ready in wait(list(busy), timeout=0.2):
+                    yield busy[ready].collect()  # type: ignore[index]
+        finally:
+            for worker in workers:
+                worker.end()
+
+
+class _Worker:
+    """One worker process and the pipe to it."""
+
+    def __init__(self, context: Any, settings: Settings, alone: bool) -> None:
+        self.connection: Connection
+        self.connection, theirs = context.Pipe()
+        self.task: Task | None = None
+        self._process = context.Process(target=_serve, args=(theirs, settings, alone), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def give(self, task: Task) -> bool:
+        """Hand over a task; False if the worker is gone."""
+        try:
+            self.connection.send(task)
+        except OSError:
+            return False
+        self.task = task
+        return True
+
+    def collect(self) -> Outcome:
+        """The outcome of the task in hand, once the pipe is readable."""
+        task, self.task = self.task, None
+        assert task is not None
+        try:
+            status, record = self.connection.recv()
+        except (EOFError, OSError):
+            self._process.join(timeout=5)
+            code = self._process.exitcode
+            how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+            return Outcome(task, "lost", reason=f"its worker process ended ({how}); out of memory, or killed")
+        return Outcome(task, status, record)
+
+    def end(self) -> None:
+        """Let an idle worker leave by itself; end a busy one."""
+        self.connection.close()
+        if self.task is not None:
+            self._process.kill()
+        self._process.join(timeout=5)
+
+
+def _serve(connection: Connection, settings: Settings, alone: bool) -> None:
+    """A worker's life: tasks in, outcomes out, until the pipe closes or the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    from dpsweep.runner import attempt
+
+    while True:
+        try:
+            task = connection.recv()
+        except (EOFError, OSError):
+            return
+        connection.send(attempt(task, settings, alone))
+
+
+def _leave_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    while parent is not None and parent.is_alive():
+        time.sleep(0.5)
+    os._exit(1)

@@ -1,0 +1,307 @@
+"""One task in, one record out."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import json
+import os
+import platform
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from dpsweep.config import fraction
+from dpsweep.errors import UsageError
+from dpsweep.mechanisms.base import Account, Guarantee, Mechanism, Plan, Schedule
+from dpsweep.privacy.sampling import protocol_numbers
+from dpsweep.records import Records
+from dpsweep.tasks import Settings, Task
+
+# Keys of a group's node that are not arguments of its class.
+_NOT_ARGUMENTS = {
+    "dataset": {"name", "about", "kind", "classes", "shape", "reference_size", "public", "schedule"},
+    "model": {"name", "about", "inputs"},
+    "mechanism": {"name", "about", "private", "without_budget"},
+    "optimizer": {"name", "about"},
+}
+# Fields that are read from the training records without noise: withheld where the records aren't public.
+UNPROTECTED = ("data_fingerprint", "train_size", "seconds_train")
+
+
+def target_class(group: str, node: dict[str, Any]) -> Any:
+    """The class that a group's `_target_` names.
+
+    Raises:
+        UsageError: it can't be imported.
+    """
+    path = node.get("_target_")
+    module, _, name = str(path).rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"{group}={node.get('name')}: its class {path} can't be imported ({error}). Its module must lie in the folder "
+            "given with --config-dir, in PYTHONPATH or in an installed package"
+        ) from None
+
+
+def build(group: str, node: dict[str, Any], *positional: Any) -> Any:
+    """Construct what a group's node describes.
+
+    Raises:
+        UsageError: its class can't be imported, or refuses the arguments.
+    """
+    cls = target_class(group, node)
+    arguments = {k: v for k, v in node.items() if k != "_target_" and k not in _NOT_ARGUMENTS[group]}
+    try:
+        inspect.signature(cls).bind(*positional, **arguments)
+    except TypeError as error:
+        raise UsageError(f"{group}={node['name']}: {node['_target_']} doesn't take the keys of its YAML: {error}") from None
+    try:
+        return cls(*positional, **arguments)
+    except ValueError as error:
+        raise UsageError(f"{group}={node['name']}: {error}") from error
+
+
+def schedule_of(values: dict[str, Any]) -> Schedule:
+    """The public numbers of a run (DP-RVFL paper, table 2): from batch size and epochs, or from a given rate and T."""
+    size = values["dataset"]["reference_size"]
+    if values["sample_rate"] is not None:
+        rate = fraction(values["sample_rate"])
+        normalizer = max(1, int(rate * size))
+        return Schedule(size, rate, values["steps"], normalizer, normalizer)
+    rate, steps, normalizer = protocol_numbers(size, values["batch_size"], values["epochs"])
+    return Schedule(size, rate, steps, normalizer, values["batch_size"])
+
+
+def plan_of(values: dict[str, Any]) -> tuple[Mechanism, Schedule, Account, Plan]:
+    """The mechanism of a configuration and its calibrated plan: no data is read, and torch isn't needed.
+
+    Raises:
+        UsageError: no noise meets the budget, or the mechanism refuses its arguments.
+    """
+    mechanism = build("mechanism", values["mechanism"])
+    schedule = schedule_of(values)
+    account = Account(values["accountant"]["name"], values["delta"])
+    return mechanism, schedule, account, mechanism.calibrate(schedule, values["epsilon"], account)
+
+
+def attempt(task: Task, settings: Settings, alone: bool) -> tuple[str, dict[str, Any] | None]:
+    """Run a task unless it is done or another process has it, and write its record.
+
+    Returns:
+        ``("done" | "failed", record)``, or ``("claimed", None)`` where another process is at it.
+    """
+    records = Records(settings.output_dir)
+    with records.claim(task.id) as free:
+        if not free:
+            return "claimed", None
+        earlier = records.load(task.id)
+        if earlier is not None and earlier["status"] == "done":
+            return "done", earlier
+        records.sweep_leftovers(task.id)
+        record = run_task(task, settings, alone)
+        records.write(record)
+        return record["status"], record
+
+
+def run_task(task: Task, settings: Settings, alone: bool = True) -> dict[str, Any]:
+    """Train and evaluate; a failure is a record too, with its traceback."""
+    clock = time.perf_counter()
+    record = _blank(task, settings) | {"alone": alone}
+    try:
+        record |= _train(task, settings, clock)
+        record["status"] = "done"
+    except Exception as error:  # whatever it is, the sweep goes on and the record says it
+        record["error"] = _error(error, record["public"])
+    if not record["public"]:
+        record |= dict.fromkeys(UNPROTECTED)
+    return record | {"finished": _now(), "seconds_total": time.perf_counter() - clock}
+
+
+def failed_record(task: Task, settings: Settings, kind: str, message: str) -> dict[str, Any]:
+    """The record of a task whose process can't tell any more what happened to it."""
+    return _blank(task, settings) | {"error": {"type": kind, "message": message, "traceback": ""}, "finished": _now()}
+
+
+def _blank(task: Task, settings: Settings) -> dict[str, Any]:
+    """A record before the outcome is known: what the configuration says, and nulls."""
+    values = task.values
+    return dict.fromkeys(_FIELDS) | task.labels | {
+        "id": task.id, "config": task.config, "status": "failed", "optimizer": values["optimizer"]["name"],
+        "accountant": values["accountant"]["name"] if values["mechanism"].get("private", True) else None,
+        "batch_size": values["batch_size"], "epochs": values["epochs"],
+        "noise_source": task.config.get("noise", {}).get("source"), "public": bool(values["dataset"].get("public", False)),
+        "engine": settings.engine, "threads": settings.threads, "started": _now(), "alone": False,
+        "host": socket.gethostname(), "versions": versions(), "diverged": False, "unprotected": list(UNPROTECTED),
+    }  # fmt: skip
+
+
+_FIELDS = (
+    "id", "status", "dataset", "model", "mechanism", "optimizer", "accountant", "target_epsilon", "seed", "run", "config",
+    "reference_size", "sample_rate", "steps", "normalizer", "batch_size", "epochs", "delta", "max_grad_norm",
+    "noise_multiplier", "adjacency", "protects", "epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised",
+    "guarantee_reason", "guarantee_text", "events", "noise_source", "diverged", "test_accuracy", "test_precision",
+    "test_recall", "test_f1", "test_auroc", "test_auprc", "seconds_train", "seconds_setup", "seconds_total", "alone",
+    "trainable_parameters", "stored_parameters", "data_fingerprint", "data_official", "train_size", "test_size", "public",
+    "unprotected", "versions", "threads", "device", "engine", "started", "finished", "host", "error",
+)  # fmt: skip
+
+
+def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
+    import torch
+
+    from dpsweep.privacy.noise import Randomness
+    from dpsweep.training.loop import LoopData, train
+
+    values = task.values
+    device = pick_device(settings.device)
+    torch.set_num_threads(settings.threads)
+    torch.set_flush_denormal(True)  # a converged run would slow several times on denormal numbers
+    mechanism, schedule, account, plan = plan_of(values)
+    dataset, x, y = load_data(data_key(values), settings.data_dir, str(device))
+    model = build("model", values["model"], dataset.x_train.shape[1:], dataset.classes, task.config["seed"]).to(device)
+    engine = make_engine(settings, model)
+    source = task.config.get("noise", {}).get("source")
+    randomness = Randomness.secure() if source == "secure" else Randomness.seeded(task.config["seed"])
+    data = LoopData(x, y, model, engine, plan, schedule.normalizer, randomness, values["noise"]["hardening"])
+    setup = time.perf_counter()
+    trained = train(mechanism, plan, model, data, optimizer_of(values))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    seconds = time.perf_counter() - setup
+    guarantee = mechanism.guarantee(plan, trained.ledger, account, values["epsilon"])
+    metrics = evaluate_model(model, dataset, device)
+    if settings.save_model:
+        save_model(model, Records(settings.output_dir).model_path(task.id))
+    return {
+        "reference_size": schedule.reference_size, "sample_rate": str(schedule.sample_rate), "steps": plan.steps,
+        "normalizer": schedule.normalizer, "delta": account.delta if task.config.get("delta") else None,
+        "max_grad_norm": plan.max_grad_norm, "noise_multiplier": plan.noise_multiplier,
+        **dict(plan.public), **guarantee_fields(guarantee, source == "seeded"),
+        "events": [[event.to_json(), count] for event, count in trained.ledger.events()],
+        "diverged": trained.diverged, **{f"test_{name}": value for name, value in metrics.items()},
+        "seconds_setup": setup - clock, "seconds_train": seconds, "device": str(device),
+        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "stored_parameters": sum(t.numel() for t in (*model.parameters(), *model.buffers())),
+        "data_fingerprint": dataset.fingerprint, "data_official": dataset.official, "data_source": dataset.source,
+        "train_size": len(y), "test_size": len(dataset.y_test),
+    }  # fmt: skip
+
+
+def guarantee_fields(guarantee: Guarantee, seeded: bool) -> dict[str, Any]:
+    """The guarantee as record fields; seeded noise proves nothing, whatever the account says."""
+    if seeded and guarantee.epsilon is not None:
+        proved, reason = None, "noise was seeded"
+        text = f"No guarantee, since the noise was seeded; with secure noise it would be: {guarantee.text}"
+        hypothetical = guarantee.epsilon
+    else:
+        proved, reason, text, hypothetical = guarantee.epsilon, guarantee.reason, guarantee.text, guarantee.epsilon_if_secure
+    return {
+        "adjacency": guarantee.adjacency, "protects": guarantee.protects, "epsilon_claimed": guarantee.epsilon_claimed,
+        "epsilon": proved, "epsilon_if_secure": hypothetical, "epsilon_realised": guarantee.epsilon_realised,
+        "guarantee_reason": reason, "guarantee_text": text,
+    }  # fmt: skip
+
+
+def pick_device(name: str) -> Any:
+    """The torch device for auto, cpu or cuda.
+
+    Raises:
+        UsageError: there is no such device here.
+    """
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError(f"device={name}: PyTorch finds no CUDA device here. Write device=cpu or device=auto")
+    return torch.device(name)
+
+
+def data_key(values: dict[str, Any]) -> str:
+    """What decides the loaded data: equal keys share one copy in memory."""
+    return json.dumps([values["dataset"], values["split"], values["split_seed"]], sort_keys=True)
+
+
+@functools.lru_cache(maxsize=2)
+def load_data(key: str, data_dir: Path, device: str) -> tuple[Any, Any, Any]:
+    """The dataset of a key, and its training tensors on the device."""
+    import torch
+
+    node, split, split_seed = json.loads(key)
+    dataset = build("dataset", node).load(data_dir, split, split_seed)
+    return dataset, torch.from_numpy(dataset.x_train).to(device), torch.from_numpy(dataset.y_train).to(device)
+
+
+def make_engine(settings: Settings, model: Any) -> Any:
+    """The engine that the settings name."""
+    if settings.engine == "reference":
+        from dpsweep.training.reference import ReferenceEngine
+
+        return ReferenceEngine(model, settings.physical_batch)
+    from dpsweep.training.per_example import VmapEngine
+
+    return VmapEngine(model, settings.physical_batch)
+
+
+def optimizer_of(values: dict[str, Any]) -> Callable[..., Any]:
+    """A factory of the configured optimizer over given parameters."""
+    return lambda parameters: build("optimizer", values["optimizer"], parameters)
+
+
+def evaluate_model(model: Any, dataset: Any, device: Any) -> dict[str, float | None]:
+    """Metrics on the test set, in evaluation mode."""
+    import torch
+
+    from dpsweep.metrics import evaluate
+    from dpsweep.models.base import probabilities
+
+    model.eval()
+    dtype = next(model.parameters()).dtype
+    with torch.no_grad():
+        x = torch.from_numpy(dataset.x_test)
+        parts = [probabilities(model(part.to(device, dtype))).cpu() for part in x.split(2000)]
+    return evaluate(torch.cat(parts).numpy(), dataset.y_test)
+
+
+def save_model(model: Any, path: Path) -> None:
+    """The released weights as a state dict, to be read with ``torch.load(path, weights_only=True)``."""
+    import torch
+
+    partial = path.with_suffix(f".{os.getpid()}.tmp")
+    torch.save({name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}, partial)
+    os.replace(partial, path)
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Versions of what computes the result."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in ("dpsweep", "torch", "opacus", "numpy", "scipy", "scikit-learn", "dp-accounting", "hydra-core"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _error(error: Exception, public: bool) -> dict[str, str]:
+    """The error; on records that aren't public only its type and place, since a message may quote a record."""
+    if public:
+        text = "".join(traceback.format_exception(error))
+        return {"type": type(error).__name__, "message": str(error), "traceback": text}
+    frames = traceback.extract_tb(error.__traceback__)
+    place = "".join(f"{frame.filename}:{frame.lineno} in {frame.name}\n" for frame in frames)
+    return {"type": type(error).__name__, "message": "withheld: the dataset is not public", "traceback": place}
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

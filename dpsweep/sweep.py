@@ -1,0 +1,248 @@
+"""A sweep: which tasks are missing, run them, say how it goes, lose nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpsweep.errors import UsageError
+from dpsweep.executors import Outcome
+from dpsweep.records import Records
+from dpsweep.tasks import Settings, Task
+
+
+@dataclass
+class Status:
+    """Where the tasks of a plan stand."""
+
+    done: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    missing: list[Task] = field(default_factory=list)
+    damaged: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def to_run(self) -> list[str]:
+        """Ids that a sweep would run: missing ones, and failed ones again."""
+        return [task.id for task in self.missing] + list(self.failed)
+
+
+def status_of(tasks: list[Task], records: Records) -> Status:
+    """Look every task's record up."""
+    scan = records.scan()
+    known = {record["id"]: record for record in scan.records}
+    damaged = {name.removesuffix(".json"): reason for name, reason in scan.damaged}
+    status = Status()
+    for task in tasks:
+        record = known.get(task.id)
+        if record is None:
+            status.missing.append(task)
+            if task.id in damaged:
+                status.damaged[task.id] = damaged[task.id]
+        else:
+            (status.done if record["status"] == "done" else status.failed)[task.id] = record
+    return status
+
+
+@dataclass
+class Result:
+    """What a sweep did: how many tasks ended how, and whether the user broke it off."""
+
+    done: int = 0
+    failed: int = 0
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """130 interrupted, 1 some task failed, else 0."""
+        return 130 if self.interrupted else 1 if self.failed else 0
+
+
+def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Result:
+    """Run what is missing or failed; every other task is left as it is.
+
+    Raises:
+        UsageError: the output folder can't be written, data is missing, or a budget can't be met (before any training).
+    """
+    records = Records(settings.output_dir)
+    records.prepare()
+    say = (lambda text: None) if quiet else _say
+    for task in tasks:
+        with records.claim(task.id) as free:
+            moved = records.set_aside_damaged(task.id) if free else None
+        if moved:
+            say(moved)
+    status = status_of(tasks, records)
+    result = Result(done=len(status.done))
+    wanted = set(status.to_run)
+    todo = [task for task in tasks if task.id in wanted]
+    if not todo:
+        return result
+    preflight(todo, settings)
+    if status.done:
+        say(f"{len(status.done)} of {len(tasks)} tasks are done already; {len(todo)} to run")
+    with _Interrupts(patience=len(todo) > 1) as interrupts, _Progress(len(todo), quiet) as progress:
+        outcomes = _outcomes(todo, settings, records, interrupts, progress)
+        for outcome in outcomes:
+            if outcome.status == "lost":
+                _record_loss(outcome, settings, records)
+            result.done += outcome.status == "done"
+            result.failed += outcome.status != "done"
+            progress.finished(outcome)
+            if outcome.status != "done" and settings.on_error == "stop":
+                interrupts.count = max(1, interrupts.count)
+                say("stopping at the first failure (on_error=stop): what runs is finished, nothing new is started")
+        result.interrupted = interrupts.by_user
+    return result
+
+
+def _record_loss(outcome: Outcome, settings: Settings, records: Records) -> None:
+    """A worker that died could not write its task's failure: write it here."""
+    from dpsweep.runner import failed_record
+
+    with records.claim(outcome.task.id) as free:
+        if free:
+            records.sweep_leftovers(outcome.task.id)
+            records.write(failed_record(outcome.task, settings, "WorkerLost", outcome.reason))
+
+
+def preflight(tasks: list[Task], settings: Settings) -> None:
+    """Check what can be checked before any training: data files are there, budgets can be met.
+
+    Raises:
+        UsageError: one of them isn't so.
+    """
+    from dpsweep.runner import build, plan_of
+
+    seen: set[str] = set()
+    for task in tasks:
+        v = task.values
+        for key, check in (
+            (repr(v["dataset"]), lambda v=v: build("dataset", v["dataset"]).check(settings.data_dir)),
+            (repr([v[k] for k in ("mechanism", "epsilon", "delta", "accountant", "batch_size", "epochs", "sample_rate", "steps")]
+                  + [v["dataset"]["reference_size"]]), lambda v=v: plan_of(v)),
+        ):  # fmt: skip
+            if key not in seen:
+                seen.add(key)
+                check()
+
+
+def _outcomes(todo: list[Task], settings: Settings, records: Records, interrupts: _Interrupts,
+              progress: _Progress) -> Iterator[Outcome]:  # fmt: skip
+    """Run rounds until nothing is left: a task that another process holds is waited for, and taken over if it dies."""
+    module, _, name = (settings.executor if len(todo) > 1 else "dpsweep.executors.Inline").rpartition(".")
+    executor = getattr(importlib.import_module(module), name)(settings)
+    while todo and not interrupts.count:
+        elsewhere: list[Task] = []
+        for outcome in executor.run(todo, lambda: interrupts.count):
+            if outcome.status == "claimed":
+                elsewhere.append(outcome.task)
+            else:
+                yield outcome
+        if elsewhere:
+            progress.note(f"{len(elsewhere)} tasks are run by another process; waiting for them")
+        todo = []
+        while elsewhere and not todo and not interrupts.count:
+            time.sleep(0.3)
+            for task in list(elsewhere):
+                record = records.load(task.id)
+                if record is not None and record["status"] == "done":
+                    elsewhere.remove(task)
+                    yield Outcome(task, "done", record)
+                elif not records.claimed(task.id):
+                    elsewhere.remove(task)
+                    todo.append(task)
+
+
+class _Interrupts:
+    """Counts Ctrl-C while it is entered: up to `patience` times it is a request, after that it stops at once."""
+
+    def __init__(self, patience: int) -> None:
+        self.count = 0
+        self.by_user = False
+        self._patience = patience
+
+    def __enter__(self) -> _Interrupts:
+        with contextlib.suppress(ValueError):  # not the main thread: the caller handles signals
+            self._earlier = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if hasattr(self, "_earlier"):
+            signal.signal(signal.SIGINT, self._earlier)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        self.count += 1
+        self.by_user = True
+        if self.count > self._patience:
+            raise KeyboardInterrupt
+        _say("interrupted: finishing what runs, starting nothing new (Ctrl-C again stops now)")
+
+
+class _Progress:
+    """A bar with an estimate on a terminal, a plain line a task elsewhere."""
+
+    def __init__(self, total: int, quiet: bool) -> None:
+        self._total, self._quiet = total, quiet
+        self._count = 0
+        self._started = time.monotonic()
+        self._bar: Any = None
+
+    def __enter__(self) -> _Progress:
+        if not self._quiet and self._total > 1 and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True),
+            )  # fmt: skip
+            self._bar.__enter__()
+            self._row = self._bar.add_task("starting", total=self._total)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(*exception)
+
+    def note(self, text: str) -> None:
+        """A line that isn't about one finished task."""
+        if self._bar is not None:
+            self._bar.console.print(text)
+        elif not self._quiet:
+            _say(text)
+
+    def finished(self, outcome: Outcome) -> None:
+        """Count one task and say how it ended."""
+        self._count += 1
+        if self._quiet or (self._total == 1 and outcome.status == "done"):
+            return
+        text = f"{outcome.status} {outcome.task.id}"
+        record = outcome.record or {}
+        if outcome.status == "done":
+            accuracy = record.get("test_accuracy")
+            text += "  diverged" if record.get("diverged") else f"  accuracy {100 * accuracy:.2f}%" if accuracy is not None else ""
+            text += f"  {record.get('seconds_total') or 0:.1f} s"
+        else:
+            error = record.get("error") or {"type": outcome.reason, "message": ""}
+            text += f"  {error['type']}: {error['message']}".rstrip(": ")
+        if self._bar is not None:
+            self._bar.update(self._row, advance=1, description=text[:70])
+            if outcome.status != "done":
+                self._bar.console.print(text)
+            return
+        left = (time.monotonic() - self._started) / self._count * (self._total - self._count)
+        _say(f"[{self._count}/{self._total}] {text}  (about {_span(left)} left)")
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
