@@ -121,7 +121,7 @@ class Cardio:
     def check(self, data_dir: Path) -> None:
         """Raise `MissingData` unless the file is there."""
         slug = "sulianova/cardiovascular-disease-dataset"
-        remedy = f"Get it from kaggle.com/datasets/{slug}, or in that folder: kaggle datasets download --unzip {slug}"
+        remedy = f"In that folder run 'kaggle datasets download --unzip {slug}' (kaggle.com/datasets/{slug})."
         _require("cardio", data_dir, self.file, remedy)
 
     def load(self, data_dir: Path, split: str, split_seed: int) -> Dataset:
