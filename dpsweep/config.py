@@ -315,4 +315,6 @@ def _check_pairs(values: dict[str, Any], explicit: frozenset[str]) -> None:
         if all(given) and values[key] is not None:
             raise UsageError(f"{key}={values[key]}: the schedule is already fixed by sample_rate and steps; leave one pair out")
         if not all(given):
-            values[key] = values[key] or dataset["schedule"][key]
+            values[key] = dataset["schedule"][key] if values[key] is None else values[key]
+            if not _is_int(1)(values[key]):
+                raise UsageError(f"dataset.schedule.{key}={values[key]}: an integer of at least 1 is needed")

@@ -164,6 +164,7 @@ def _suite_plan(points: list[list[Item]], composer: Composer) -> Plan:
                 f"{key}={value} with suite={suites.pop()}: a suite fixes its protocol, so only groups (to keep the matching "
                 "tasks) and performance keys apply. For another protocol write a suite of your own (README: your own suite)"
             )
+    composer.preload((key, value) for key, values in filters.items() for value in values if isinstance(value, str))
     head = composer.compose(performance)
     suite = head.values["suite"]
     grid_points = [point + performance for grid in suite["grids"] for point in _grid(grid)]

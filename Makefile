@@ -1,0 +1,31 @@
+# Every target makes the virtual environment that it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+DPSWEEP := $(BIN)/dpsweep
+
+.PHONY: demo test lint clean help
+
+help:
+	@echo "make demo    run the embedded suite and show its table (about two minutes once installed)"
+	@echo "make test    run the tests"
+	@echo "make lint    check style and types"
+
+.venv/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+demo: .venv/.installed
+	$(DPSWEEP) run suite=quickstart
+	$(DPSWEEP) report suite=quickstart
+
+test: .venv/.installed
+	$(BIN)/python -m pytest
+
+lint: .venv/.installed
+	$(BIN)/ruff check dpsweep tests scripts
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

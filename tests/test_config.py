@@ -1,0 +1,137 @@
+"""Configuration: every mistake names the key, the value and the remedy; nothing is imported for it that is slow."""
+
+import pytest
+
+from dpsweep.config import GROUPS, Composer, config_home, flatten, fraction, parse
+from dpsweep.errors import UsageError
+
+COMPOSER = Composer()
+
+
+def compose(*overrides):
+    (items,) = parse(overrides)
+    return COMPOSER.compose(items).values
+
+
+BAD = [
+    ("model=rvlf", ["model=rvlf", "rvfl"]),
+    ("dataset=3", ["dataset=3", "name"]),
+    ("epsilon=0", ["epsilon=0", "above 0", "none"]),
+    ("epsilon=-1", ["epsilon=-1"]),
+    ("epsilon=nan", ["epsilon=nan"]),
+    ("epsilon=inf", ["epsilon=inf"]),
+    ("epsilon=true", ["epsilon=true"]),
+    ("epsilon=tiny", ["epsilon=tiny", "any number"]),
+    ("seed=-1", ["seed=-1"]),
+    ("seed=1.5", ["seed=1.5", "integer"]),
+    ("delta=0", ["delta=0", "between 0 and 1"]),
+    ("delta=1", ["delta=1"]),
+    ("delta=nan", ["delta=nan", "finite"]),
+    ("delta=small", ["delta=small", "number"]),
+    ("hiden=3", ["hiden", "model.hidden"]),
+    ("model.hiden=3", ["model.hiden", "model.hidden"]),
+    ("model.hidden=2.5", ["model.hidden=2.5", "integer"]),
+    ("model.direct_link=3", ["true or false"]),
+    ("model.name=x", ["model.name"]),
+    ("model._target_=os.system", ["_target_"]),
+    ("optimizer.lr=0", ["optimizer.lr", "above 0"]),
+    ("optimizer.lr=inf", ["optimizer.lr", "finite"]),
+    ("mechanism.max_grad_norm=-1", ["mechanism.max_grad_norm"]),
+    ("batch_size=0", ["batch_size=0"]),
+    ("dataset.schedule.epochs=0", ["epochs=0"]),
+    ("sample_rate=0.1", ["steps"]),
+    ("sample_rate=2", ["sample_rate=2"]),
+    ("noise.source=dice", ["noise.source=dice", "secure or seeded"]),
+    ("noise=3", ["noise=3"]),
+    ("run=../../x", ["run=../../x", "label"]),
+    ("+new=1", ["+new=1"]),
+    ("~model", ["~model"]),
+    ("heart", ["key=value"]),
+    ("epsilon=1,2", ["-m"]),
+    ("model={a:1}", ["model="]),
+    ("threads=0", ["threads=0"]),
+    ("device=tpu", ["device=tpu"]),
+]
+
+
+@pytest.mark.parametrize(("override", "mentioned"), BAD, ids=[b[0] for b in BAD])
+def test_a_mistake_is_refused_by_name(override, mentioned):
+    with pytest.raises(UsageError) as caught:
+        compose(override)
+    for part in mentioned:
+        assert part in str(caught.value)
+
+
+def test_a_private_budget_needs_a_private_mechanism():
+    with pytest.raises(UsageError, match="mechanism=none with epsilon=2"):
+        compose("mechanism=none", "epsilon=2")
+    assert compose("mechanism=none")["epsilon"] is None
+
+
+def test_no_budget_means_the_mechanism_without_privacy():
+    values = compose("epsilon=none", "mechanism.max_grad_norm=3")
+    assert values["mechanism"]["name"] == "none"
+    assert values["epsilon"] is None
+
+
+def test_any_number_is_a_budget_and_a_seed():
+    values = compose("epsilon=3.7", "seed=123")
+    assert (values["epsilon"], values["seed"]) == (3.7, 123)
+
+
+def test_a_given_rate_replaces_the_schedule():
+    values = compose("sample_rate=70/7007", "steps=6006")
+    assert fraction(values["sample_rate"]) == fraction("10/1001")
+    assert values["batch_size"] is None and values["epochs"] is None
+    with pytest.raises(UsageError, match="batch_size=3"):
+        compose("sample_rate=0.1", "steps=3", "batch_size=3")
+
+
+def test_multirun_expands_lists_and_ranges():
+    points = parse(["epsilon=1,2", "seed=range(3)"], multirun=True)
+    assert len(points) == 6
+    assert points[-1] == [("epsilon", 2), ("seed", 2)]
+
+
+def test_the_fast_path_composes_what_hydra_composes():
+    """Nodes are composed once and put together here; Hydra's own composition of the same choices must agree."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from omegaconf import OmegaConf
+
+    choices = {"dataset": "breast_cancer", "model": "cnn", "optimizer": "sgd", "accountant": "pld", "epsilon": "4", "seed": "44"}
+    ours = compose(*(f"{g}={n}" for g, n in choices.items()), "optimizer.lr=0.5")
+    with initialize_config_dir(str(config_home()), version_base="1.3"):
+        overrides = [*(f"{g}='{n}'" for g, n in choices.items()), "optimizer.lr=0.5"]
+        theirs = OmegaConf.to_container(hydra_compose("config", overrides), resolve=True)
+    theirs["batch_size"], theirs["epochs"] = ours["batch_size"], ours["epochs"]  # filled in from the schedule
+    assert ours == theirs
+
+
+def test_a_users_folder_adds_options(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "wide.yaml").write_text("name: wide\n_target_: dpsweep.models.dense.Dense\nimage_widths: [9, 9]\n")
+    composer = Composer([tmp_path])
+    assert "wide" in composer.options("model") and "rvfl" in composer.options("model")
+    assert composer.compose([("model", "wide")]).values["model"]["image_widths"] == [9, 9]
+
+
+def test_a_broken_yaml_is_named(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "broken.yaml").write_text("name: [")
+    with pytest.raises(UsageError, match="model='broken'"):
+        Composer([tmp_path]).compose([("model", "broken")])
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_option_composes_and_bears_its_name(group):
+    for name in COMPOSER.options(group):
+        values = COMPOSER.compose([(group, name)]).values
+        if group in ("epsilon", "seed") or name == "none":
+            continue
+        assert values[group]["name"] == name
+        assert values[group]["about"]
+
+
+def test_flatten():
+    assert flatten({"a": 1, "b": {"c": {"d": None}}}) == {"a": 1, "b.c.d": None}

@@ -1,0 +1,132 @@
+"""Records: whole or not at all, verified when read, never overwritten."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dpsweep.config import Composer
+from dpsweep.errors import UsageError
+from dpsweep.records import Records, checksum, problem
+from dpsweep.tasks import enumerate_tasks
+
+TASK = enumerate_tasks([], Composer()).tasks[0]
+OTHER = enumerate_tasks(["seed=7"], Composer()).tasks[0]
+
+
+def record(task=TASK, status="done", **values):
+    return {"id": task.id, "config": task.config, "status": status, "test_accuracy": 0.5, **values}
+
+
+@pytest.fixture
+def records(tmp_path):
+    made = Records(tmp_path)
+    made.prepare()
+    return made
+
+
+def test_what_is_written_is_read(records):
+    records.write(record())
+    read = records.load(TASK.id)
+    assert read["test_accuracy"] == 0.5 and problem(read, TASK.id) is None
+    assert [r["id"] for r in records.scan().records] == [TASK.id]
+    assert not list(records.folder.glob(".*.tmp"))
+
+
+def test_a_done_record_is_never_overwritten(records):
+    records.write(record())
+    with pytest.raises(FileExistsError):
+        records.write(record(test_accuracy=0.9))
+    assert records.load(TASK.id)["test_accuracy"] == 0.5
+    assert not list(records.folder.glob(".*.tmp"))
+
+
+def test_a_failed_record_gives_way_and_is_kept(records):
+    records.write(record(status="failed"))
+    records.write(record())
+    assert records.load(TASK.id)["status"] == "done"
+    assert len(list((records.folder / "superseded").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text[: len(text) // 2], "truncated"),
+        (lambda text: "", "truncated"),
+        (lambda text: "[]", "not a record"),
+        (lambda text: "[" * 100000, "nested too deeply|truncated"),
+        (lambda text: text.replace("0.5", "0.9"), "edited"),
+        (lambda text: text.replace('"schema": 1', '"schema": 2'), "format"),
+        (lambda text: "\udcff".encode("utf-8", "surrogateescape").decode("latin-1") + text, "truncated"),
+    ],
+)
+def test_a_damaged_file_is_named_and_set_aside(records, damage, said):
+    import re
+
+    records.write(record())
+    records.path(TASK.id).write_text(damage(records.path(TASK.id).read_text()))
+    assert records.load(TASK.id) is None
+    ((name, reason),) = records.scan().damaged
+    assert name == f"{TASK.id}.json" and re.search(said, reason)
+    moved = records.set_aside_damaged(TASK.id)
+    assert TASK.id in moved and "set-aside" in moved
+    assert records.scan().damaged == [] and len(list((records.folder / "set-aside").iterdir())) == 1
+    records.write(record())
+
+
+def test_a_record_of_another_task_under_a_right_name(records):
+    records.write(record(OTHER))
+    os.rename(records.path(OTHER.id), records.path(TASK.id))
+    assert records.load(TASK.id) is None
+    assert OTHER.id in records.scan().damaged[0][1]
+
+
+def test_a_record_whose_configuration_was_changed(records):
+    forged = record() | {"schema": 1, "config": {**TASK.config, "seed": 99}}
+    forged["checksum"] = checksum(forged)
+    records.path(TASK.id).write_text(json.dumps(forged))
+    assert "belongs to" in records.scan().damaged[0][1]
+
+
+def test_nan_is_never_written(records):
+    with pytest.raises(ValueError, match="JSON"):
+        records.write(record(test_accuracy=float("nan")))
+    assert list(records.folder.glob("*")) == [records.folder / ".claims"]
+
+
+def _hold(folder, ready):
+    from pathlib import Path
+
+    with Records(Path(folder)).claim(TASK.id) as free:
+        ready.put(free)
+        time.sleep(60)
+
+
+def test_a_claim_holds_against_another_process_and_dies_with_its_own(records):
+    context = multiprocessing.get_context("spawn")
+    ready = context.Queue()
+    holder = context.Process(target=_hold, args=(records.folder.parent, ready))
+    holder.start()
+    assert ready.get(timeout=30)
+    assert records.claimed(TASK.id) and not records.claimed(OTHER.id)
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    assert not records.claimed(TASK.id)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="output_dir"):
+        Records(tmp_path / "file").prepare()
+
+
+def test_reading_records_needs_no_torch(records):
+    records.write(record())
+    code = f"import sys, dpsweep; print(len(dpsweep.load_records({str(records.folder.parent)!r}))); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr

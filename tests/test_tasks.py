@@ -1,0 +1,108 @@
+"""Identity of tasks, and their enumeration."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpsweep.config import Composer
+from dpsweep.errors import UsageError
+from dpsweep.tasks import enumerate_tasks, task_id
+
+COMPOSER = Composer()
+
+
+def tasks(*overrides, multirun=False):
+    return enumerate_tasks(list(overrides), COMPOSER, multirun).tasks
+
+
+def ident(*overrides):
+    (task,) = tasks(*overrides)
+    return task.id
+
+
+def test_one_budget_written_three_ways_is_one_task():
+    assert len({ident(f"epsilon={text}") for text in ("0.1", "1e-1", ".1", "0.10")}) == 1
+    assert ident("epsilon=1") == ident("epsilon=1.0") == ident()
+
+
+@pytest.mark.parametrize(
+    "performance", ["threads=3", "device=cpu", "physical_batch=7", "engine=reference", "output_dir=elsewhere", "workers=2",
+                    "save_model=true", "executor=inline", "data.dir=/nowhere", "on_error=stop"])  # fmt: skip
+def test_performance_is_not_identity(performance):
+    assert ident(performance) == ident()
+
+
+@pytest.mark.parametrize(
+    "science", ["epsilon=2", "seed=1", "delta=1e-6", "model=cnn", "model.hidden=10", "optimizer.lr=0.1", "optimizer=sgd",
+                "accountant=pld", "epochs=2", "batch_size=3", "noise.source=seeded", "noise.hardening=sum4", "run=again",
+                "split_seed=1", "mechanism.max_grad_norm=2", "dataset.reference_size=1000", "dataset=breast_cancer"])  # fmt: skip
+def test_science_is_identity(science):
+    assert ident(science) != ident()
+
+
+@pytest.mark.parametrize("irrelevant", ["delta=1e-6", "accountant=pld", "noise.source=seeded", "mechanism.max_grad_norm=2"])
+def test_what_cannot_change_the_result_is_not_identity(irrelevant):
+    assert ident("epsilon=none", irrelevant) == ident("epsilon=none") == ident("mechanism=none")
+
+
+def test_a_new_option_that_is_off_leaves_old_identities():
+    (task,) = tasks()
+    values = {**task.values, "model": {**task.values["model"], "invented": None}}
+    from dpsweep.config import Config
+    from dpsweep.tasks import Task
+
+    assert Task.from_config(Config(values, frozenset())).id == task.id
+
+
+def test_equal_rates_are_one_task():
+    assert ident("sample_rate=1/20", "steps=10") == ident("sample_rate=0.05", "steps=10") == ident("sample_rate=5/100", "steps=10")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(st.sampled_from(["dataset", "model", "mechanism"]), st.text(min_size=1), min_size=3), st.integers(0))
+def test_ids_are_file_names(names, seed):
+    canonical = {group: {"name": name} for group, name in names.items()} | {"seed": seed}
+    ident = task_id(canonical)
+    assert "/" not in ident and "\0" not in ident and ident.isascii() and ident not in (".", "..")
+    assert ident == task_id(dict(reversed(canonical.items())))
+
+
+def test_a_grid_leaves_the_impossible_out_and_runs_nothing_twice():
+    plan = enumerate_tasks(["mechanism=none,gaussian", "epsilon=none,1,2"], COMPOSER, multirun=True)
+    assert [t.labels["target_epsilon"] for t in plan.tasks] == [None, 1.0, 2.0]
+    assert len(plan.impossible) == 2
+    with pytest.raises(UsageError, match="none of the combinations"):
+        enumerate_tasks(["mechanism=none", "epsilon=1,2"], COMPOSER, multirun=True)
+
+
+def test_quickstart_is_what_it_says():
+    found = tasks("suite=quickstart")
+    assert len(found) == len({t.id for t in found}) == 2 * 6 * 3 * 3
+    assert len(tasks("suite=smoke_real")) == 7 * 2 + 3 * 2
+
+
+def test_a_suite_is_narrowed_by_groups_and_by_nothing_else():
+    assert len(tasks("suite=quickstart", "model=rvfl")) == 18
+    assert len(tasks("suite=quickstart", "epsilon=none", "seed=42")) == 12
+    assert len(tasks("suite=quickstart", "model=rvfl,cnn", "epsilon=1.0", multirun=True)) == 12
+    assert len(tasks("suite=quickstart", "threads=1")) == 108
+    for bad in ("delta=1e-6", "model.hidden=3", "epochs=1"):
+        with pytest.raises(UsageError, match="fixes its protocol"):
+            tasks("suite=quickstart", bad)
+    with pytest.raises(UsageError, match="no task with dataset=heart"):
+        tasks("suite=quickstart", "dataset=heart")
+    with pytest.raises(UsageError, match="rvfl"):
+        tasks("suite=quickstart", "model=rvlf")
+
+
+def test_planning_loads_neither_torch_nor_opacus():
+    code = (
+        "import sys; from dpsweep.cli import main; main(['plan', 'suite=quickstart']);"
+        "main(['calibrate', 'dataset=heart', 'epsilon=2']);"
+        "loaded = {'torch', 'opacus', 'dp_accounting'} & set(sys.modules); sys.exit(str(loaded) if loaded else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
