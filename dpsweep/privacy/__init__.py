@@ -1,1 +1,1 @@
-"""Accounting, calibration, sampling and noise: numpy and scipy only, so that planning and reporting never load torch."""
+"""Accounting, calibration, sampling and noise: on numpy and scipy alone, so that planning never loads torch."""
