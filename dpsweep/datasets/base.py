@@ -124,15 +124,19 @@ def split_images(n: int, split: str, split_seed: int, source: str) -> np.ndarray
     return train
 
 
-def require_file(path: Path) -> None:
-    """Raise `UsageError` if `path` exists and is not a file (a folder in its place is a common slip of unpacking)."""
-    if path.exists() and not path.is_file():
+def is_present(path: Path) -> bool:
+    """Whether the file is there; raises `UsageError` where a folder stands in its place or it cannot be looked for."""
+    try:
+        present, regular = path.exists(), path.is_file()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be looked for: {error.strerror}. Check its folder's permissions.") from error
+    if present and not regular:
         raise UsageError(f"{path} is not a file but a folder or a device. Put the data file itself there.")
+    return present
 
 
 def read_bytes(path: Path) -> bytes:
     """The bytes of a file; raises `UsageError` when it cannot be read or is empty."""
-    require_file(path)
     try:
         content = path.read_bytes()
     except OSError as error:

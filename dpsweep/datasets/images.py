@@ -24,9 +24,9 @@ from dpsweep.datasets.base import (
     class_counts,
     compare,
     compare_fingerprint,
+    is_present,
     missing,
     read_bytes,
-    require_file,
     split_images,
 )
 from dpsweep.datasets.image_files import check_images, gunzip, parse_cifar_batch, parse_idx, read_npz
@@ -94,14 +94,11 @@ class _ImageFiles(ABC):
     def _locate(self, data_dir: Path) -> dict[str, Path] | None:
         """The files of torchvision's layout, or None where the NPZ is there in their place."""
         files = self._files(data_dir)
-        for path in files.values():
-            require_file(path)
-        absent = [file for file, path in files.items() if not path.exists()]
+        absent = [file for file, path in files.items() if not is_present(path)]
         if not absent:
             return files
         npz = data_dir / f"{self.name}.npz"
-        require_file(npz)
-        if npz.exists():
+        if is_present(npz):
             return None
         raise missing(
             self.name,
@@ -144,7 +141,7 @@ class _Idx(_ImageFiles):
 
     def _files(self, data_dir: Path) -> dict[str, Path]:
         plain = {file: data_dir / self.folder / file for file in self.sha256}
-        return {file: path if path.exists() else path.with_name(file + ".gz") for file, path in plain.items()}
+        return {file: path if is_present(path) else path.with_name(file + ".gz") for file, path in plain.items()}
 
     def _read_folder(self, files: Mapping[str, Path]) -> _Raw:
         parts, official = [], {}

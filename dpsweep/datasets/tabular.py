@@ -18,9 +18,9 @@ from dpsweep.datasets.base import (
     class_counts,
     compare,
     compare_fingerprint,
+    is_present,
     missing,
     read_bytes,
-    require_file,
     split_table,
 )
 from dpsweep.datasets.encoder import FixedBoundEncoder
@@ -223,8 +223,7 @@ def _refuse_duplicates(columns: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def _require(name: str, data_dir: Path, file: str, remedy: str) -> None:
-    require_file(data_dir / file)
-    if not (data_dir / file).exists():
+    if not is_present(data_dir / file):
         raise missing(name, file, data_dir, remedy)
 
 
