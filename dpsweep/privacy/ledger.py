@@ -1,0 +1,103 @@
+"""The ledger of a run: what each step released, checked against what the plan allows before it is released."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+from dpsweep.privacy.accounting import Event, SampledGaussian, dominates, merged_noise_multiplier
+
+
+class LedgerError(Exception):
+    """A release that the plan doesn't allow; it must not happen. The ledger is as it was before the attempt."""
+
+
+class Ledger:
+    """Holds a run to its plan: at most ``steps`` steps, each charging at most ``allowed_per_step``.
+
+    Charge first, use the noisy value afterwards. Gaussian releases of one batch within a step are one event (see
+    ``merged_noise_multiplier``); distinct batches must be independent Poisson samples, and so are distinct events.
+    Batch ids are handed out in ascending order over the whole run. A step may charge nothing.
+
+    Attributes:
+        steps_taken: closed steps.
+        steps_without_charge: closed steps that released nothing.
+    """
+
+    def __init__(self, allowed_per_step: tuple[Event, ...], steps: int) -> None:
+        if steps < 0:
+            raise ValueError(f"steps is {steps}; it must not be negative")
+        self.allowed_per_step = tuple(allowed_per_step)
+        self.steps = steps
+        self.steps_taken = 0
+        self.steps_without_charge = 0
+        self._closed: Counter[Event] = Counter()
+        self._last_closed_batch = -1
+        self._batches: dict[int, SampledGaussian] = {}  # of the open step
+        self._others: list[Event] = []
+
+    def charge(self, batch_id: int, sample_rate: Fraction, noise_multiplier: float) -> None:
+        """Enter a Gaussian release of the batch ``batch_id``, drawn by Poisson sampling at ``sample_rate``.
+
+        Raises LedgerError if the step would exceed the plan, all steps are taken, the batch belongs to an earlier
+        step, or it was charged at another rate.
+        """
+        if batch_id <= self._last_closed_batch:
+            raise LedgerError(
+                f"Batch {batch_id} belongs to an earlier step: its releases would no longer be one event with those of "
+                "that step. Draw a new batch in each step."
+            )
+        event = SampledGaussian(sample_rate, noise_multiplier)
+        if (before := self._batches.get(batch_id)) is not None:
+            if before.sample_rate != event.sample_rate:
+                raise LedgerError(
+                    f"Batch {batch_id} was charged at sample rate {before.sample_rate} and now at {sample_rate}; "
+                    "a batch has one rate, that of its sampler."
+                )
+            event = SampledGaussian(
+                event.sample_rate, merged_noise_multiplier([before.noise_multiplier, noise_multiplier])
+            )
+        batches = {**self._batches, batch_id: event}
+        self._require(batches, self._others)
+        self._batches = batches
+
+    def charge_event(self, event: Event) -> None:
+        """Enter any other release: a pure-DP one, an unprotected read. Raises LedgerError as ``charge`` does."""
+        others = [*self._others, event]
+        self._require(self._batches, others)
+        self._others = others
+
+    def close_step(self) -> None:
+        """End the step, charged or not. Raises LedgerError if all planned steps are taken."""
+        self._require_open()
+        if not self._batches and not self._others:
+            self.steps_without_charge += 1
+        self._closed.update(self._batches.values())
+        self._closed.update(self._others)
+        self._last_closed_batch = max(self._batches, default=self._last_closed_batch)
+        self._batches, self._others = {}, []
+        self.steps_taken += 1
+
+    def events(self) -> list[tuple[Event, int]]:
+        """All that was charged, the open step included: distinct events with their counts, for ``epsilon``."""
+        return list((self._closed + Counter(self._batches.values()) + Counter(self._others)).items())
+
+    def _require_open(self) -> None:
+        if self.steps_taken >= self.steps:
+            raise LedgerError(
+                f"The plan has {self.steps} steps and all are taken: one more would spend more than was calibrated. "
+                "Plan more steps."
+            )
+
+    def _require(self, batches: dict[int, SampledGaussian], others: list[Event]) -> None:
+        self._require_open()
+        charged = (*batches.values(), *others)
+        if not dominates(self.allowed_per_step, charged):
+            raise LedgerError(
+                f"Step {self.steps_taken + 1} would release {_describe(charged)}, but its plan allows "
+                f"{_describe(self.allowed_per_step)}. Add more noise, or plan for what the step does."
+            )
+
+
+def _describe(events: tuple[Event, ...]) -> str:
+    return ", ".join(map(repr, events)) or "nothing"
