@@ -226,7 +226,7 @@ def _data(options: argparse.Namespace) -> int:
         config = composer.compose([("dataset", name), *parse(overrides)[0]])
         readers[name] = build("dataset", config.values["dataset"])
     settings = Settings.from_config(composer.compose(parse(overrides)[0]))
-    text, ok = verify_report(readers, settings.data_dir)
+    text, ok = verify_report(readers, settings.data_dir, required=names)
     print(text)
     return 0 if ok else 1
 

@@ -247,9 +247,10 @@ def make_engine(settings: Settings, model: Any) -> Any:
         from dpsweep.training.reference import ReferenceEngine
 
         return ReferenceEngine(model, settings.physical_batch)
+    from dpsweep.training.layered import LayeredEngine, supports
     from dpsweep.training.per_example import VmapEngine
 
-    return VmapEngine(model, settings.physical_batch)
+    return (LayeredEngine if supports(model) else VmapEngine)(model, settings.physical_batch)
 
 
 def optimizer_of(values: dict[str, Any]) -> Callable[..., Any]:

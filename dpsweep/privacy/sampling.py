@@ -26,9 +26,10 @@ class Poisson:
     The law: the size K of a batch is Binomial(n, q), and given K the batch is uniform among the subsets of that size;
     together this is Poisson sampling. The subset is exactly uniform, given uniform bits (integers by rejection). The
     size comes from 64 bits by an inverse distribution function in float64. Its total variation distance from the
-    binomial law is at most (8 s + 50) (s + 1) 2^-53 with s = sqrt(n q (1 - q)), below 1e-11 for all n <= 10^8: each
-    probability is a product of at most |k - mode| ratios of four roundings, each of the some 24 s + 50 thresholds is rounded
-    once, and the tails left out have mass below 2^-70. Over T steps the distances add, and so does delta.
+    binomial law is at most (40 s + 160) 2^-53 with s = sqrt(n q (1 - q)), below 3e-11 for all n <= 10^8: the weight
+    of k is a product of |k - mode| ratios with four roundings each (4 (s + 1) on average), each of the at most
+    24 s + 102 thresholds is rounded when it is summed and when it is normalised, and the sizes left out have mass
+    below 2^-90 (Bernstein's inequality). Over the steps of a run the distances add up.
     """
 
     sample_rate: Fraction
@@ -100,7 +101,7 @@ def _binomial_thresholds(n: int, rate: Fraction) -> tuple[int, np.ndarray]:
         return (n if rate == 1 else 0), np.empty(0, dtype=np.uint64)
     odds = float(rate / (1 - rate))
     mode = math.floor((n + 1) * rate)
-    # 12 standard deviations and 50 more: beyond, even a Poisson law of mean near 0 has less than 2^-70.
+    # Beyond 12 standard deviations and 50 more, the mass is below 2^-90 by Bernstein's inequality for every s.
     reach = math.ceil(12 * math.sqrt(n * rate * (1 - rate))) + 50
     low, high = max(0, mode - reach), min(n, mode + reach)
     up = np.arange(mode, high, dtype=np.float64)

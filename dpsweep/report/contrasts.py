@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from dpsweep.errors import UsageError
 from dpsweep.report import stats
-from dpsweep.report.load import LABELS, Budget, Metric, Results
-from dpsweep.report.markup import Table
-from dpsweep.report.tables import Footnotes, Sample, sample
+from dpsweep.report.load import LABELS, Budget, Metric, Results, Row
+from dpsweep.report.markup import Footnotes, Table
+from dpsweep.report.tables import Sample, sample
 
 ALPHA = 0.05
 
@@ -19,8 +19,8 @@ class Contrast:
     metric: str
     dataset: str
     budget: Budget
-    row: tuple[str, ...]
-    reference: tuple[str, ...]
+    row: Row
+    reference: Row
     samples: tuple[Sample, Sample]
     differences: tuple[float, ...]
     p: float
@@ -48,7 +48,9 @@ def choose(results: Results, compare: Mapping[str, str] | None) -> tuple[str, st
     if compare:
         by, reference = compare.get("by", "model"), compare.get("reference")
         if by not in values and by not in LABELS:
-            raise UsageError(f"The report compares by {by!r}, which is no label of these runs. Choose from {', '.join(values)}.")
+            raise UsageError(
+                f"The report compares by {by!r}, which is no label of these runs. Choose from {', '.join(values)}."
+            )
         if by not in values:
             return None  # one value only: nothing to compare
         if str(reference) not in values[by]:
@@ -67,10 +69,10 @@ def compute(results: Results, metrics: Mapping[str, Metric], by: str, reference:
     """Test every row whose label `by` differs from the reference, within dataset, budget and the other labels.
 
     The reference row is the one with the same other labels; where a row's labels come with its value of `by` (a model
-    with a mechanism of its own), it is the only reference row of that dataset and budget, provided the run label agrees.
+    with a mechanism of its own), it is the only reference row of that dataset and budget with its run label.
     """
     index, run_index = results.columns.index(by), results.columns.index("run") if "run" in results.columns else None
-    found: list[tuple[str, str, Budget, tuple[str, ...], tuple[str, ...], tuple[Sample, Sample], tuple[float, ...]]] = []
+    found: list[tuple[str, str, Budget, Row, Row, tuple[Sample, Sample], tuple[float, ...]]] = []
     unpaired = too_many = 0
     for name, metric in metrics.items():
         cells = {key: sample(runs, metric) for key, runs in results.cells.items()}
@@ -111,22 +113,22 @@ def sentences(contrasts: Contrasts) -> list[str]:
         k, most = len(tested), max(len(item.differences) for item in tested)
         low = sum(item.p_holm <= ALPHA for item in tested)
         least, needed = stats.least_p(most), stats.seeds_needed(k, ALPHA)
-        plural = "s" if k != 1 else ""
+        plural, smallest = "s" if k != 1 else "", min(item.p_holm for item in tested)
         text = [
             f"{k} contrast{plural} by {contrasts.by} against {contrasts.reference}, paired by seed: {low or 'none'} "
-            f"significant at {ALPHA:g} after Holm over all {k}; the least adjusted p is {min(i.p_holm for i in tested):.3g}."
+            f"significant at {ALPHA:g} after Holm over all {k}; the least adjusted p is {smallest:.3g}."
         ]
         pairs = f"{most} pair{'s' if most != 1 else ''}"
         if least > ALPHA:
             text.append(
-                f"With {pairs} the least two-sided p that an exact sign-flip test can reach is 2/2^{most} = {least:.4g}: "
-                f"nothing can reach {ALPHA:g}, however large the difference. Holm over {k} contrast{plural} needs "
-                f"{needed} seeds."
+                f"With {pairs} the least two-sided p that an exact sign-flip test can reach is 2/2^{most} = "
+                f"{least:.4g}: nothing can reach {ALPHA:g}, however large the difference. Holm over {k} "
+                f"contrast{plural} needs {needed} seeds."
             )
         elif least * k > ALPHA:
             text.append(
-                f"With {pairs} the least p is 2/2^{most} = {least:.3g}, and Holm over {k} contrasts needs p ≤ {ALPHA:g}/{k} = "
-                f"{ALPHA / k:.3g}: no contrast can reach {ALPHA:g}. {needed} seeds would do."
+                f"With {pairs} the least p is 2/2^{most} = {least:.3g}, and Holm over {k} contrasts needs p ≤ "
+                f"{ALPHA:g}/{k} = {ALPHA / k:.3g}: no contrast can reach {ALPHA:g}. {needed} seeds would do."
             )
         else:
             text.append(
@@ -134,7 +136,9 @@ def sentences(contrasts: Contrasts) -> list[str]:
                 f"{ALPHA / k:.3g}, so that {ALPHA:g} can be reached."
             )
     if contrasts.unpaired:
-        text.append(f"{contrasts.unpaired} more could not be paired: no common seed with a value, or several references.")
+        text.append(
+            f"{contrasts.unpaired} more could not be paired: no common seed with a value, or several references."
+        )
     if contrasts.too_many:
         text.append(
             f"{contrasts.too_many} more have over {stats.MAX_PAIRS} pairs, where not all sign assignments are counted: "
@@ -155,9 +159,11 @@ def table(contrasts: Contrasts, metrics: Mapping[str, Metric], results: Results)
             metric.name, item.dataset, item.budget.name + marks,
             results.row_name(item.row), results.row_name(item.reference),
             str(n) if n == expected else f"{n} of {expected}", metric.show(sum(item.differences) / n, "+"),
-            " to ".join(metric.show(bound, "+") for bound in bounds) if bounds else "n/a", f"{item.p:.4g}", f"{item.p_holm:.4g}",
+            " to ".join(metric.show(bound, "+") for bound in bounds) if bounds else "n/a",
+            f"{item.p:.4g}", f"{item.p_holm:.4g}",
         ])  # fmt: skip
-    header = ["Metric", "Dataset", "Budget", contrasts.by.capitalize(), "Against", "Pairs", "Difference", "95% interval", "p", "p (Holm)"]
+    labels = ["Metric", "Dataset", "Budget", contrasts.by.capitalize(), "Against"]
+    header = [*labels, "Pairs", "Difference", "95% interval", "p", "p (Holm)"]
     caption = (
         "Mean paired difference, in percentage points (times in seconds), with its Student-t interval (not adjusted), "
         "exact two-sided sign-flip p, and p after Holm over all contrasts of this report."

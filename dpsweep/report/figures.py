@@ -4,31 +4,32 @@ import base64
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from dpsweep.report.load import Metric, Results
+from dpsweep.report.load import Metric, Results, Row
 from dpsweep.report.tables import Sample, sample
 
 # Okabe and Ito's colours, which stay apart under colour blindness, without the yellow that is too light for a line.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "<", ">", "X", "p", "h")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.family": "sans-serif", "font.size": 8, "axes.titlesize": 9, "axes.labelsize": 8, "legend.fontsize": 8,
     "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6, "xtick.major.width": 0.6,
     "ytick.major.width": 0.6, "svg.hashsalt": "dpsweep", "text.usetex": False, "text.parse_math": False,
 }  # fmt: skip
 
 
-def by_epsilon(results: Results, name: str, metric: Metric, folder: Path) -> list[Path]:
+def by_epsilon(results: Results, name: str, metric: Metric, folder: Path) -> list[tuple[Path, Path]]:
     """Draw NAME_by_epsilon.png (300 dpi) and .svg: means with sample SDs, budgets equally spaced, non-private apart.
 
-    An open marker says that the cell's epsilon is not what is proved. Returns the two paths, or none if no run has the
-    metric.
+    An open marker says that the cell's epsilon is not what is proved. Returns the pair of paths, or nothing
+    if no run has the metric.
     """
     cells = {key: _scaled(sample(runs, metric), metric) for key, runs in results.cells.items()}
     panels = [d for d in results.datasets if any(key[1] == d and cell.n for key, cell in cells.items())]
@@ -46,20 +47,20 @@ def by_epsilon(results: Results, name: str, metric: Metric, folder: Path) -> lis
         for axis in list(axes.flat)[len(panels) :]:
             axis.set_visible(False)
         _legend(figure, results, series, cells)
-        paths = [folder / f"{name}_by_epsilon.{suffix}" for suffix in ("png", "svg")]
-        figure.savefig(paths[0], dpi=300)
-        figure.savefig(paths[1], metadata={"Date": None})
-    return paths
+        png, svg = (folder / f"{name}_by_epsilon.{suffix}" for suffix in ("png", "svg"))
+        figure.savefig(png, dpi=300)
+        figure.savefig(svg, metadata={"Date": None})
+    return [(png, svg)]
 
 
 def _scaled(cell: Sample, metric: Metric) -> Sample:
     return replace(cell, values={seed: value * metric.scale for seed, value in cell.values.items()})
 
 
-def _panel(axis: Axes, results: Results, cells: dict, dataset: str, series: list[tuple[str, ...]]) -> None:
+def _panel(axis: Axes, results: Results, cells: dict, dataset: str, series: list[Row]) -> None:
     budgets = [b for b in results.budgets if b.private and any((row, dataset, b) in cells for row in series)]
     others = [b for b in results.budgets if not b.private and any((row, dataset, b) in cells for row in series)]
-    apart = len(budgets) + (0.35 if budgets else 0)
+    apart = len(budgets) + (0.4 if budgets else 0)
     positions = {budget: float(index) for index, budget in enumerate(budgets)} | dict.fromkeys(others, apart)
     # Neighbouring series are set apart a little, so that error bars of equal height stay readable.
     step = min(0.07, 0.5 / max(1, len(series)))
@@ -68,25 +69,29 @@ def _panel(axis: Axes, results: Results, cells: dict, dataset: str, series: list
         look = _look(index)
         line = [cells.get((row, dataset, budget)) for budget in budgets]
         means = [cell.mean if cell is not None and cell.n else math.nan for cell in line]
-        axis.plot([positions[b] + shift for b in budgets], means, color=look["color"], linestyle=look["linestyle"], linewidth=1.1)
+        places = [positions[budget] + shift for budget in budgets]
+        axis.plot(places, means, color=look["color"], linestyle=look["linestyle"], linewidth=1.1)
         for budget in (*budgets, *others):
             cell = cells.get((row, dataset, budget))
             if cell is None or not cell.n:
                 continue
             x, y = positions[budget] + shift, cell.mean
             if not budget.private:
-                axis.plot([apart - 0.32, apart + 0.32], [y, y], color=look["color"], linestyle=(0, (2.5, 1.5)), linewidth=0.9)
+                level = [apart - 0.32, apart + 0.32]
+                axis.plot(level, [y, y], color=look["color"], linestyle=(0, (2.5, 1.5)), linewidth=0.9)
             axis.errorbar(
-                x, y, yerr=cell.sd, color=look["color"], marker=look["marker"], markersize=4, elinewidth=0.7,
-                capsize=1.6, capthick=0.7, markerfacecolor="white" if cell.shortfalls else look["color"], markeredgewidth=0.9,
+                x, y, yerr=cell.sd, color=look["color"], marker=look["marker"], markersize=4, markeredgewidth=0.9,
+                elinewidth=0.7, capsize=1.6, capthick=0.7,
+                markerfacecolor="white" if cell.shortfalls else look["color"],
             )  # fmt: skip
     axis.set_title(dataset, loc="left", fontweight="bold")
-    axis.set_xticks(list(positions.values()), [f"{b.target:g}" if b.target is not None else b.name.replace("-", "-\n") for b in positions])
+    names = [f"{budget.target:g}" if budget.target is not None else budget.name for budget in positions]
+    axis.set_xticks(list(positions.values()), names)
     axis.set_xlim(-0.45, max(positions.values()) + 0.45)
     if budgets:
         axis.set_xlabel("target ε of one run")
     if budgets and others:
-        axis.axvline(len(budgets) - 0.32, color="0.8", linewidth=0.6)
+        axis.axvline(len(budgets) - 0.3, color="0.8", linewidth=0.6)
     axis.grid(axis="y", color="0.92", linewidth=0.6)
     axis.set_axisbelow(True)
 
@@ -99,7 +104,7 @@ def _look(index: int) -> dict:
     }
 
 
-def _legend(figure: Figure, results: Results, series: list[tuple[str, ...]], cells: dict[tuple, Sample]) -> None:
+def _legend(figure: Figure, results: Results, series: list[Row], cells: dict[tuple, Sample]) -> None:
     handles = []
     for index, row in enumerate(series):
         look = _look(index)
@@ -107,7 +112,8 @@ def _legend(figure: Figure, results: Results, series: list[tuple[str, ...]], cel
     if any(cell.shortfalls and cell.n for cell in cells.values()):
         handles.append(Line2D([], [], linestyle="", marker="o", markersize=4, color="0.3", markerfacecolor="white",
                               label="open: ε is not proved (see the table)"))  # fmt: skip
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False, handlelength=2.4)
+    columns = min(4, len(handles))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.4)
 
 
 def data_uri(path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dpsweep.privacy import accounting
 from dpsweep.report.load import Budget, Results, Run
-from dpsweep.report.markup import Table
+from dpsweep.report.markup import Footnotes, Table
 
 Record = Mapping[str, Any]
 
@@ -21,14 +21,14 @@ def bound(epsilon: float | None) -> str:
         return "∞"
     if epsilon <= 0:
         return "0"
-    digits = max(0, 3 - math.floor(math.log10(epsilon)))
+    digits = _digits(epsilon)
     # The relative slack keeps 1.0 from becoming 1.001 where 10**digits times epsilon is not exact.
-    return f"{math.ceil(epsilon * 10**digits * (1 - 1e-12)) / 10**digits:.{digits}f}"
+    rounded = math.ceil(epsilon * 10**digits * (1 - 1e-12)) / 10**digits
+    return f"{rounded:.{_digits(rounded)}f}"
 
 
-def is_private(run: Run) -> bool:
-    """Whether a guarantee was aimed at: there is a target or noise."""
-    return run.budget.private
+def _digits(value: float) -> int:
+    return max(0, 3 - math.floor(math.log10(value)))
 
 
 def shortfall(run: Run) -> tuple[str, str, str] | None:
@@ -37,15 +37,15 @@ def shortfall(run: Run) -> tuple[str, str, str] | None:
     ‡ the noise was seeded; † nothing is proved; § what is proved is more than the target.
     """
     record = run.done
-    if record is None or not is_private(run):
+    if record is None or not run.budget.private:
         return None
     proved, target = record["epsilon"], record["target_epsilon"]
     if proved is None:
         if record["noise_source"] == "seeded" and record["epsilon_if_secure"] is not None:
             detail = f"ε={bound(record['epsilon_if_secure'])} with secure noise"
             return "‡", "seeded noise: no guarantee; would be", detail
-        claim = f"claimed: ε={record['epsilon_claimed']:g}" if record["epsilon_claimed"] is not None else ""
-        return "†", f"no proved ε: {record['guarantee_reason'] or 'no reason was recorded'}", claim
+        claim = f"(claimed: ε={record['epsilon_claimed']:g})" if record["epsilon_claimed"] is not None else ""
+        return "†", f"no proved ε: {_reason(record)}", claim
     if target is not None and proved > target * (1 + 1e-9):
         return "§", "proved, and more than the target:", f"ε={bound(proved)}"
     return None
@@ -53,9 +53,9 @@ def shortfall(run: Run) -> tuple[str, str, str] | None:
 
 def scope(results: Results) -> str:
     """One sentence on the guarantee behind the unmarked private cells, and a warning where they do not compare."""
-    proved = [r for run in results.runs if is_private(run) and shortfall(run) is None and (r := run.done) is not None]
+    proved = [r for run in results.runs if run.budget.private and shortfall(run) is None and (r := run.done) is not None]
     if not proved:
-        return "No cell has a proved ε." if any(is_private(run) and run.done for run in results.runs) else ""
+        return "No cell has a proved ε." if any(run.budget.private and run.done for run in results.runs) else ""
     kinds = Counter(f"{r['adjacency']} adjacency, protecting the {r['protects']}, δ={r['delta']:g}" for r in proved)
     text = "Unmarked private cells: the ε of the column is proved for one released model"
     if len(kinds) == 1:
@@ -70,24 +70,25 @@ def epsilon_table(results: Results) -> Table:
     for run in results.runs:
         if run.done is not None:
             groups[run.done["mechanism"], run.budget].append(run.done)
-    rows = []
+    rows, notes = [], Footnotes()
     for (mechanism, budget), records in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1].order)):
-        unproved = [record for record in records if record["epsilon"] is None]
-        reasons = Counter(record["guarantee_reason"] or "no reason was recorded" for record in unproved)
-        rows.append([
-            mechanism, budget.name, str(len(records)),
-            *(_range(records, key) for key in ("epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised")),
-            " / ".join(sorted({str(record["adjacency"] or "—") for record in records})),
-            " / ".join(sorted({str(record["protects"] or "—") for record in records})),
-            "; ".join(f"{reason} ({count})" for reason, count in reasons.items()),
-        ])  # fmt: skip
-    header = ["Mechanism", "Target", "Models", "Claimed ε", "Proved ε", "ε if noise were secure", "Realised ε",
-              "Adjacency", "Protects", "Why nothing is proved"]  # fmt: skip
+        reasons = dict.fromkeys(_reason(record) for record in records if record["epsilon"] is None)
+        claimed, proved, secure, realised = (
+            _range(records, key) for key in ("epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised")
+        )
+        proved += "".join(notes.mark("", reason) for reason in reasons)
+        relations = " / ".join(sorted({f"{r['adjacency']}, {r['protects']}" for r in records if r["adjacency"]})) or "—"
+        rows.append([mechanism, budget.name, relations, str(len(records)), claimed, proved, secure, realised])
+    header = ["Mechanism", "Target", "Adjacency, protects", "Models", "Claimed ε", "Proved ε", "If secure ε", "Realised ε"]
     caption = (
         "ε of each released model: claimed by the method's own analysis, proved for the model, and realised (an "
-        "odometer's reading, no guarantee). Bounds are rounded up."
+        "odometer's reading, no guarantee); with seeded noise, what secure noise would give. Rounded up."
     )
-    return Table("epsilons", caption, header, rows, stubs=2, blocks=True)
+    return Table("epsilons", caption, header, rows, stubs=3, blocks=True, notes=notes.listed())
+
+
+def _reason(record: Record) -> str:
+    return record["guarantee_reason"] or "no reason was recorded"
 
 
 def _range(records: Sequence[Record], key: str) -> str:
@@ -109,20 +110,22 @@ def released(results: Results) -> Table:
     rows = []
     for dataset in results.datasets:
         done = [run for run in results.runs if run.dataset == dataset and run.done is not None]
-        open_models = sum(not is_private(run) for run in done)
+        open_models = sum(not run.budget.private for run in done)
         relations: dict[tuple, list[Record]] = defaultdict(list)
         for run in done:
-            if is_private(run) and run.done is not None:
+            if run.budget.private and run.done is not None:
                 relations[run.done["adjacency"] or "—", run.done["protects"] or "—"].append(run.done)
         if not relations:
             if done:
-                rows.append([dataset, "—", "0", "—", f"unbounded: {_count(open_models, 'non-private')} of the same data"])
+                text = f"unbounded: {_count(open_models, 'non-private')} of the same data"
+                rows.append([dataset, "—", "0", "—", text])
             continue
         for (adjacency, protects), records in relations.items():
             proved = [record for record in records if record["epsilon"] is not None]
             seeded = [r for r in records if r["epsilon"] is None and r["epsilon_if_secure"] is not None]
             unproved = len(records) - len(proved) - len(seeded)
-            delta = min((record["delta"] for record in records if record["delta"]), default=0.0)  # 0: pure DP throughout
+            # No delta at all is pure DP throughout.
+            delta = min((record["delta"] for record in records if record["delta"]), default=0.0)
             causes = [
                 text
                 for number, text in (
@@ -138,7 +141,8 @@ def released(results: Results) -> Table:
                 if not causes:
                     parts.append(total)
                 else:
-                    parts.append(f"the {'proved' if seeded or unproved else 'private'} ones alone ({len(proved)}): {total}")
+                    kind = "proved" if seeded or unproved else "private"
+                    parts.append(f"the {kind} ones alone ({len(proved)}): {total}")
             if seeded:
                 parts.append(f"with secure noise the private ones ({len(proved) + len(seeded)}) would release "
                              f"{_composed([*proved, *seeded], delta)}")  # fmt: skip
@@ -146,10 +150,11 @@ def released(results: Results) -> Table:
                 parts.append("models under another relation stand in a line of their own; no common bound is computed")
             rows.append([dataset, f"{adjacency}, {protects}", str(len(records)), f"{delta:g}", "; ".join(parts)])
     caption = (
-        "What all models of this report released from one dataset together, by composition. Each ε in the other tables is "
-        "one run's. Whoever sees the tables has seen them all, and other records of the same data add to the total."
+        "What all models of this report released from one dataset together, by composition. Each ε in the other tables "
+        "is one run's. Whoever sees the tables has seen them all, and other records of the same data add to the total."
     )
-    return Table("released", caption, ["Dataset", "Relation", "Private models", "δ", "Released together"], rows, stubs=5)
+    header = ["Dataset", "Relation", "Private models", "δ", "Released together"]
+    return Table("released", caption, header, rows, stubs=5)
 
 
 def _count(number: int, kind: str) -> str:

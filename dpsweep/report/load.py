@@ -10,7 +10,8 @@ from typing import Any
 from dpsweep.errors import UsageError
 
 LABELS = ("model", "mechanism", "optimizer", "accountant", "run")
-OWN_BASELINE = ("mechanism", "optimizer", "accountant")  # null in a non-private task, which then serves the private ones
+OWN_BASELINE = ("mechanism", "optimizer", "accountant")  # what non-private training may lack
+Row = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Run:
     labels: dict[str, Any]
     config: Mapping[str, Any] | None
     record: dict[str, Any] | None
-    row: tuple[str, ...] = ()
+    row: Row = ()
 
     @property
     def status(self) -> str:
@@ -94,20 +95,21 @@ class Results:
 
     def __init__(self, runs: list[Run], columns: tuple[str, ...], outside: int) -> None:
         self.runs, self.columns, self.outside = runs, columns, outside
-        self.cells: dict[tuple[tuple[str, ...], str, Budget], list[Run]] = defaultdict(list)
+        self.cells: dict[tuple[Row, str, Budget], list[Run]] = defaultdict(list)
         for run in runs:
             self.cells[run.row, run.dataset, run.budget].append(run)
         self.rows = list(dict.fromkeys(run.row for run in runs))
         self.datasets = list(dict.fromkeys(run.dataset for run in runs))
         self.budgets = sorted({run.budget for run in runs}, key=lambda budget: budget.order)
 
-    def cell(self, row: tuple[str, ...], dataset: str, budget: Budget) -> list[Run]:
+    def cell(self, row: Row, dataset: str, budget: Budget) -> list[Run]:
         """The runs of a cell in suite order; empty where no task asks for it."""
         return self.cells.get((row, dataset, budget), [])
 
-    def row_name(self, row: tuple[str, ...]) -> str:
+    def row_name(self, row: Row) -> str:
         """A row in words: its labels, without those that say nothing of it."""
-        return " · ".join(value for value in row if value != "—")
+        named = zip(self.columns, row, strict=True)
+        return ", ".join(value if name in LABELS else f"{name}={value}" for name, value in named if value != "—")
 
     @property
     def done(self) -> list[dict[str, Any]]:
@@ -140,8 +142,9 @@ def join(tasks: Sequence[Mapping[str, Any]], records: Sequence[dict[str, Any]]) 
             other = seen.setdefault((run.row, run.dataset, run.budget, run.seed), run.id)
             if other != run.id:
                 raise UsageError(
-                    f"Records {other} and {run.id} have the same seed and labels and no differing configuration, so a "
-                    "table would count one run twice. Give repeated executions different `run` labels, or move one away."
+                    f"Records {other} and {run.id} have the same seed and labels and no differing configuration, so "
+                    "a table would count one run twice. Give repeated executions different `run` labels, or move one "
+                    "of the files away."
                 )
     return Results(runs, columns, len(set(by_id) - {run.id for run in runs}))
 
@@ -184,12 +187,13 @@ def _set_rows(runs: list[Run]) -> tuple[str, ...]:
             value = values.get(key, default)
             run.labels[key] = value if value is None or isinstance(value, str) else json.dumps(value)
         _fill(runs, key, LABELS)
-    varying = [
-        name
-        for name in LABELS[1:]
-        if len({run.labels[name] for run in runs if name == "run" or run.labels[name] is not None}) > 1
-    ]
-    shown = ("model", *varying, *variants)
+    shown = ["model"]
+    for name in (*LABELS[1:], *variants):
+        # A label that follows from those shown (each model has its own mechanism) tells no rows apart.
+        if len({tuple(run.labels[n] for n in (*shown, name)) for run in runs}) > len(
+            {tuple(run.labels[n] for n in shown) for run in runs}
+        ):
+            shown.append(name)
     absent = {"mechanism": "none"}
     for run in runs:
         run.row = tuple("—" if (v := run.labels[n]) is None and n not in absent else str(v or absent[n]) for n in shown)
@@ -214,8 +218,8 @@ def _variants(runs: list[Run]) -> list[str]:
     cells: dict[tuple, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for run in runs:
         if run.config is not None:
-            key = (run.dataset, run.budget, *(run.labels[name] for name in LABELS))
-            cells[key].append((run.seed, flatten(run.config)))
+            place = (run.dataset, run.budget, *(run.labels[name] for name in LABELS))
+            cells[place].append((run.seed, flatten(run.config)))
     keys: Counter[str] = Counter()
     seeds: set[str] = {key for cell in cells.values() for _, values in cell for key in values}
     for cell in cells.values():
@@ -256,5 +260,7 @@ def metrics_of(names: Iterable[str]) -> dict[str, Metric]:
     names = list(names)
     for name in names:
         if name not in METRICS:
-            raise UsageError(f"The report asks for the metric {name!r}, which records lack. Choose from {', '.join(METRICS)}.")
+            raise UsageError(
+                f"The report asks for the metric {name!r}, which records lack. Choose from {', '.join(METRICS)}."
+            )
     return {name: METRICS[name] for name in names}

@@ -2,16 +2,17 @@
 
 import csv
 import io
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-    "±": r"$\pm$", "ε": r"$\varepsilon$", "δ": r"$\delta$", "σ": r"$\sigma$", "†": r"\textdagger{}", "‡": r"\textdaggerdbl{}",
-    "§": r"\S{}", "—": "---", "–": "--", "−": "$-$", "×": r"$\times$", "≤": r"$\leq$", "·": r"$\cdot$", "…": r"\dots{}",
-    "\n": " ",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", "±": r"$\pm$", "ε": r"$\varepsilon$", "δ": r"$\delta$", "σ": r"$\sigma$", "∞": r"$\infty$",
+    "†": r"\textdagger{}", "‡": r"\textdaggerdbl{}", "§": r"\S{}", "—": "---", "–": "--", "−": "$-$",
+    "×": r"$\times$", "≤": r"$\leq$", "·": r"$\cdot$", "…": r"\dots{}", "\n": " ",
 }  # fmt: skip
 _MARKDOWN = re.compile(r"([\\|<>*`\[\]])")
 
@@ -21,8 +22,9 @@ class Table:
     """A table of finished text.
 
     `header` names every column in full; `groups` are (label, span) pairs above `short`, the header's lower line, where
-    columns are grouped. The first `stubs` columns are labels. With `blocks` a new value in the first column starts a
-    block. `notes` are (mark, text) pairs; a mark stands at the end of a cell.
+    columns are grouped. The first `stubs` columns are labels. With `blocks` each value of the first column is a block
+    of rows under its own heading, wherever a heading can be set. `notes` are (mark, text) pairs; a mark stands at the
+    end of a cell.
     """
 
     name: str
@@ -36,8 +38,32 @@ class Table:
     notes: Sequence[tuple[str, str]] = ()
 
     def starts_block(self, index: int) -> bool:
-        """Whether row `index` (from 0) opens a new block; the first row does not."""
-        return self.blocks and index > 0 and self.rows[index][0] != self.rows[index - 1][0]
+        """Whether row `index` (from 0) opens a block, and so the block's name stands in a line above it."""
+        return self.blocks and (index == 0 or self.rows[index][0] != self.rows[index - 1][0])
+
+
+class Footnotes:
+    """The notes of a table in order of appearance: one mark for each distinct text, its details gathered."""
+
+    def __init__(self) -> None:
+        self._details: dict[tuple[str, str], dict[str, None]] = {}
+        self._marks: dict[tuple[str, str], str] = {}
+
+    def mark(self, symbol: str, text: str, detail: str = "") -> str:
+        """The mark of a note. An empty symbol asks for a number; a symbol with a second text gets a number added."""
+        key = (symbol, text)
+        if key not in self._marks:
+            same = sum(other == symbol for other, _ in self._marks) + 1
+            self._marks[key] = f"[{same}]" if not symbol else symbol if same == 1 else f"{symbol}{same}"
+            self._details[key] = {}
+        if detail:
+            self._details[key][detail] = None
+        return self._marks[key]
+
+    def listed(self) -> list[tuple[str, str]]:
+        # Guarantees first, then the numbered notes.
+        keys = sorted(self._marks, key=lambda key: not key[0])
+        return [(self._marks[key], " ".join([key[1], ", ".join(self._details[key])]).strip()) for key in keys]
 
 
 def to_csv(table: Table) -> str:
@@ -59,20 +85,23 @@ def to_markdown(table: Table) -> str:
 
 def to_latex(table: Table) -> str:
     """A `tabular` for booktabs with the caption as a comment and the notes as a paragraph below; no float around it."""
-    align = "l" * table.stubs + "r" * (len(table.header) - table.stubs)
-    lines = [f"% {escape_latex(table.caption)}", "% needs \\usepackage{booktabs}", rf"\begin{{tabular}}{{{align}}}", r"\toprule"]
+    skip = int(table.blocks)
+    stubs, columns = table.stubs - skip, len(table.header) - skip
+    lines = [f"% {escape_latex(table.caption)}", r"% needs \usepackage{booktabs}"]
+    lines += [rf"\begin{{tabular}}{{{'l' * stubs}{'r' * (columns - stubs)}}}", r"\toprule"]
     if table.groups:
-        cells, rules, column = [""] * table.stubs, "", table.stubs + 1
+        cells, rules, column = [""] * stubs, "", stubs + 1
         for label, span in table.groups:
             cells.append(rf"\multicolumn{{{span}}}{{c}}{{{escape_latex(label)}}}")
             rules += rf"\cmidrule(lr){{{column}-{column + span - 1}}}"
             column += span
         lines += [" & ".join(cells) + r" \\", rules]
-    lines += [" & ".join(map(escape_latex, table.short or table.header)) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(escape_latex, (table.short or table.header)[skip:])) + r" \\", r"\midrule"]
     for index, row in enumerate(table.rows):
         if table.starts_block(index):
-            lines.append(r"\addlinespace")
-        lines.append(" & ".join(map(escape_latex, row)) + r" \\")
+            lines += [r"\addlinespace"] * (index > 0)
+            lines.append(rf"\multicolumn{{{columns}}}{{l}}{{\textit{{{escape_latex(row[0])}}}}} \\")
+        lines.append(" & ".join(map(escape_latex, row[skip:])) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     if table.notes:
         notes = " ".join(escape_latex(f"{mark} {text}") + "." for mark, text in table.notes)
@@ -90,14 +119,9 @@ def to_text(header: Sequence[str], rows: Sequence[Sequence[str]], stubs: int = 1
         columns = [[text.replace(" ± ", "±") for text in column] for column in columns]
     widths = [max(map(len, column)) for column in columns]
     left = sum(widths[:stubs]) + 2 * (stubs - 1)
-    parts: list[list[int]] = [[]]
-    used = left
-    for index in range(stubs, len(columns)):
-        if parts[-1] and used + 2 + widths[index] > width:
-            parts.append([])
-            used = left
-        parts[-1].append(index)
-        used += 2 + widths[index]
+    parts = _split(widths, stubs, left, width, len(columns))
+    # As many columns in each part, rather than one alone in the last.
+    parts = _split(widths, stubs, left, width, math.ceil((len(columns) - stubs) / max(1, len(parts))))
     lines: list[str] = []
     for part in parts:
         for line in range(len(rows) + 1):
@@ -106,6 +130,19 @@ def to_text(header: Sequence[str], rows: Sequence[Sequence[str]], stubs: int = 1
             lines.append("  ".join([*stub, *body]).rstrip())
         lines.append("")
     return "\n".join(lines[:-1])
+
+
+def _split(widths: Sequence[int], stubs: int, left: int, width: int, most: int) -> list[list[int]]:
+    """Columns after the stubs in parts of at most `most` columns that fit into `width`, at least one in each."""
+    parts: list[list[int]] = []
+    used = width
+    for index in range(stubs, len(widths)):
+        if used + 2 + widths[index] > width or len(parts[-1]) == most:
+            parts.append([])
+            used = left
+        parts[-1].append(index)
+        used += 2 + widths[index]
+    return parts
 
 
 def escape_markdown(text: str) -> str:

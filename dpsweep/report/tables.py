@@ -1,4 +1,4 @@
-"""The tables of a report: metrics with spread and intervals, protocol, times, environment, what failed or is missing."""
+"""The tables of a report: metrics, protocol, times, environment, and what failed or is missing."""
 
 import statistics
 from collections import Counter, defaultdict
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpsweep.report import stats
-from dpsweep.report.guarantees import is_private, shortfall
-from dpsweep.report.load import Budget, Metric, Results, Run
-from dpsweep.report.markup import Table
+from dpsweep.report.guarantees import shortfall
+from dpsweep.report.load import Budget, Metric, Results, Row, Run
+from dpsweep.report.markup import Footnotes, Table
 
-MOST_COLUMNS = 8  # a metric table with more value columns gets one block a dataset instead of one column group
+MOST_COLUMNS = 6  # a metric table with more value columns gets one block a dataset instead of one column group
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Sample:
 
 
 def sample(runs: Sequence[Run], metric: Metric) -> Sample:
-    """Collect a cell. A diverged run with a value counts, for leaving it out would flatter the method; the cell says so."""
+    """Collect a cell. A diverged run with a value counts, or its method would be flattered, and is named."""
     values: dict[int, float] = {}
     gaps = []
     for run in runs:
@@ -57,35 +57,12 @@ def sample(runs: Sequence[Run], metric: Metric) -> Sample:
     return Sample(values, len(runs), tuple(gaps), tuple(marks))
 
 
-class Footnotes:
-    """The notes of a table in order of appearance: one mark for each distinct text, its details gathered."""
-
-    def __init__(self) -> None:
-        self._details: dict[tuple[str, str], dict[str, None]] = {}
-        self._marks: dict[tuple[str, str], str] = {}
-
-    def mark(self, symbol: str, text: str, detail: str = "") -> str:
-        """The mark of a note. An empty symbol asks for a number; a symbol with a second text gets a number added."""
-        key = (symbol, text)
-        if key not in self._marks:
-            same = sum(other == symbol for other, _ in self._marks) + 1
-            self._marks[key] = f"[{same}]" if not symbol else symbol if same == 1 else f"{symbol}{same}"
-            self._details[key] = {}
-        if detail:
-            self._details[key][detail] = None
-        return self._marks[key]
-
-    def listed(self) -> list[tuple[str, str]]:
-        # Guarantees first, then the numbered notes.
-        keys = sorted(self._marks, key=lambda key: not key[0])
-        return [(self._marks[key], " ".join([key[1], ", ".join(self._details[key])]).strip()) for key in keys]
-
-    def of(self, cell: Sample) -> str:
-        """All marks of a cell, registering its notes."""
-        marks = [self.mark(*found) for found in cell.shortfalls]
-        if cell.n and cell.gaps:
-            marks.append(self.mark("", "; ".join(cell.gaps)))
-        return "".join(dict.fromkeys(marks))
+def cell_marks(cell: Sample, notes: Footnotes) -> str:
+    """All marks of a cell, with its notes registered."""
+    marks = [notes.mark(*found) for found in cell.shortfalls]
+    if cell.n and cell.gaps:
+        marks.append(notes.mark("", "; ".join(cell.gaps)))
+    return "".join(dict.fromkeys(marks))
 
 
 def usual_seeds(results: Results) -> int:
@@ -107,22 +84,27 @@ def cell_text(cell: Sample, metric: Metric, usual: int, interval: bool = False) 
     return text if cell.n == usual else f"{text} (n={cell.n})"
 
 
+def metric_caption(results: Results, metric: Metric, interval: bool = False) -> str:
+    """What the cells of a metric table are, in a sentence."""
+    usual = usual_seeds(results)
+    what = "95% Student-t interval of the mean" if interval else "mean ± sample SD"
+    where = " on the test set" if metric.field.startswith("test_") else ""
+    seeds = f"{usual} seeds; n stands where it differs" if usual > 1 else "1 seed, so that no spread is defined (n/a)"
+    return f"{metric.name} ({metric.unit}){where}: {what} over {seeds}."
+
+
 def metric_table(results: Results, name: str, metric: Metric, interval: bool = False) -> Table:
     """Rows a model (and what else varies), columns dataset x budget; or, if these are many, one block a dataset."""
     usual, notes = usual_seeds(results), Footnotes()
 
-    def values(row: tuple[str, ...], columns: Iterable[tuple[str, Budget]]) -> list[str]:
+    def values(row: Row, columns: Iterable[tuple[str, Budget]]) -> list[str]:
         cells = [sample(results.cell(row, *column), metric) for column in columns]
-        return [cell_text(cell, metric, usual, interval) + notes.of(cell) for cell in cells]
+        return [cell_text(cell, metric, usual, interval) + cell_marks(cell, notes) for cell in cells]
 
-    columns = [(d, b) for d in results.datasets for b in results.budgets if any((r, d, b) in results.cells for r in results.rows)]
+    asked = {(dataset, budget) for _, dataset, budget in results.cells}
+    columns = [(d, b) for d in results.datasets for b in results.budgets if (d, b) in asked]
     labels = [label.capitalize() for label in results.columns]
-    what = "95% Student-t interval of the mean" if interval else "mean ± sample SD"
-    unit = "" if metric.unit == "%" else f" ({metric.unit})"
-    caption = f"{metric.name}{unit or ' (%)'} on the test set: {what} over {usual} seed{'s' if usual != 1 else ''}"
-    if metric.unit == "s":
-        caption = caption.replace(" on the test set", "")
-    caption += "; n/a where one seed leaves it undefined." if usual == 1 else "; n is given where it differs."
+    caption = metric_caption(results, metric, interval)
     stem = f"{name}_intervals" if interval else name
     if len(columns) <= MOST_COLUMNS:
         rows = [[*row, *values(row, columns)] for row in results.rows]
@@ -151,7 +133,8 @@ def cells_table(results: Results, metrics: dict[str, Metric]) -> Table:
             rows.append([name, dataset, *row, budget.name, str(cell.n), str(cell.expected),
                          *("" if number is None else repr(number) for number in numbers),
                          "; ".join(" ".join(found) for found in cell.shortfalls)])  # fmt: skip
-    header = ["metric", "dataset", *results.columns, "budget", "n", "expected", "mean", "sd", "t95_low", "t95_high", "guarantee_note"]
+    numbers_of = ["n", "expected", "mean", "sd", "t95_low", "t95_high", "guarantee_note"]
+    header = ["metric", "dataset", *results.columns, "budget", *numbers_of]
     return Table("cells", "Every cell in numbers", header, rows, stubs=len(header))
 
 
@@ -161,7 +144,7 @@ def protocol_table(results: Results) -> Table:
     sigmas: dict[tuple[str, ...], dict[Budget, set[float]]] = defaultdict(lambda: defaultdict(set))
     for run in results.runs:
         record = run.done
-        if record is not None and is_private(run):
+        if record is not None and run.budget.private:
             keys = ("reference_size", "sample_rate", "steps", "normalizer", "max_grad_norm", "delta", "accountant")
             key = (record["dataset"], record["mechanism"], *(_plain(record[key]) for key in keys))
             sigmas[key][run.budget]  # a protocol without a noise multiplier is one too
@@ -171,10 +154,11 @@ def protocol_table(results: Results) -> Table:
         [*key, *(" / ".join(f"{sigma:.4f}" for sigma in sorted(by_budget[budget])) or "—" for budget in private)]
         for key, by_budget in sorted(sigmas.items(), key=lambda item: results.datasets.index(item[0][0]))
     ]
-    header = ["Dataset", "Mechanism", "N0", "q", "T", "m0", "C", "δ", "Accountant", *(f"σ at {b.name}" for b in private)]
+    symbols = ["N0", "q", "T", "m0", "C", "δ"]
+    header = ["Dataset", "Mechanism", *symbols, "Accountant", *(f"σ at {budget.name}" for budget in private)]
     caption = (
-        "Protocol of the private runs: reference size N0, sample rate q, steps T, normalizer m0, clipping norm C, δ, and "
-        "the noise multiplier σ (in units of C) at each target."
+        "Protocol of the private runs: reference size N0, sample rate q, steps T, normalizer m0, clipping norm C, δ, "
+        "and the noise multiplier σ (in units of C) at each target."
     )
     return Table("protocol", caption, header, rows, stubs=2, blocks=True)
 
@@ -184,7 +168,7 @@ def times_table(results: Results) -> Table:
     times: dict[tuple, dict[tuple[str, bool], list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for run in results.runs:
         if run.done is not None and run.done["seconds_train"] is not None:
-            times[run.row][run.dataset, is_private(run)].append(run.done)
+            times[run.row][run.dataset, run.budget.private].append(run.done)
     columns = [(d, p) for d in results.datasets for p in (False, True) if any((d, p) in row for row in times.values())]
     labels = [label.capitalize() for label in results.columns]
     rows, shared = [], False
@@ -195,15 +179,17 @@ def times_table(results: Results) -> Table:
             marked = not all(record["alone"] for record in records)
             shared |= marked
             median = statistics.median(record["seconds_train"] for record in records) if records else None
-            texts.append("—" if median is None else f"{'~' * marked}{median:.3g}" if median < 1000 else f"{'~' * marked}{median:.0f}")
+            number = "—" if median is None else f"{median:.3g}" if median < 1000 else f"{median:.0f}"
+            texts.append("~" * marked + number)
         rows.append([*row, *texts])
     kind = {False: "non-private", True: "private"}
     groups = [(d, sum(dataset == d for dataset, _ in columns)) for d in results.datasets]
-    notes = [("~", "not all of these runs had the machine to themselves, so these times do not compare")] if shared else []
+    note = ("~", "not all of these runs had the machine to themselves, so these times do not compare")
     return Table(
         "times", "Training time in seconds: median over seeds and budgets.",
         [*labels, *(f"{dataset} {kind[private]}" for dataset, private in columns)], rows, len(labels),
-        [group for group in groups if group[1]], [*labels, *(kind[private] for _, private in columns)], notes=notes,
+        [group for group in groups if group[1]], [*labels, *(kind[private] for _, private in columns)],
+        notes=[note] if shared else [],
     )  # fmt: skip
 
 
@@ -224,7 +210,8 @@ def environment_table(results: Results) -> Table:
          "differs between records" if len(counts) > 1 else ""]
         for what, counts in values.items()
     ]  # fmt: skip
-    return Table("environment", "What the done records ran on, and on which data.", ["What", "Value", ""], rows, stubs=3)
+    caption = "What the done records ran on, and on which data."
+    return Table("environment", caption, ["What", "Value", ""], rows, stubs=3)
 
 
 def failed_table(results: Results) -> Table:

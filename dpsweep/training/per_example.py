@@ -52,6 +52,7 @@ class VmapEngine:
         self._model = model
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._fixed = {name: p for name, p in model.named_parameters() if not p.requires_grad} | dict(model.named_buffers())
+        self._asked = physical_batch
         self._physical = physical_batch or max(1, 2**26 // sum(p.numel() for p in self._trained.values()))
         self._rows: Callable[..., dict[str, Tensor]] | None = None
 
@@ -74,13 +75,14 @@ class VmapEngine:
 
     def gradient_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...]) -> Tensor:
         """See :class:`Engine`."""
-        return gradient_sum(self._model, x, y, masks, self._physical)
+        return gradient_sum(self._model, x, y, masks, self._asked)
 
 
-def gradient_sum(model: nn.Module, x: Tensor, y: Tensor, masks: tuple[Tensor, ...], physical: int) -> Tensor:
+def gradient_sum(model: nn.Module, x: Tensor, y: Tensor, masks: tuple[Tensor, ...], physical: int | None) -> Tensor:
     """The gradient of the summed losses by one ordinary backward pass a physical batch, flat."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     total = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
+    physical = physical or max(1, len(x))
     for start in range(0, len(x), physical):
         part = slice(start, start + physical)
         loss = example_losses(model(x[part], *(mask[part] for mask in masks)), y[part]).sum()

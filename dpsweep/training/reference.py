@@ -16,6 +16,7 @@ class ReferenceEngine:
         from opacus import GradSampleModule
 
         self._model = model
+        self._asked = physical_batch
         self._physical = physical_batch or 1024
         self._hooked = GradSampleModule(model, loss_reduction="sum")
         self._hooked.disable_hooks()  # the model is shared with evaluation and with plain gradients
@@ -36,4 +37,4 @@ class ReferenceEngine:
 
     def gradient_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...]) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        return gradient_sum(self._model, x, y, masks, self._physical)
+        return gradient_sum(self._model, x, y, masks, self._asked)

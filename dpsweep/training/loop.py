@@ -1,0 +1,101 @@
+"""The one training loop, and the one door through which a mechanism reaches the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpsweep.mechanisms.base import Batch, Mechanism, Plan, State, Sum
+from dpsweep.models.base import Model
+from dpsweep.privacy.accounting import Unbounded
+from dpsweep.privacy.ledger import Ledger
+from dpsweep.privacy.noise import Randomness
+from dpsweep.privacy.sampling import Poisson
+from dpsweep.training.per_example import Engine
+
+
+class LoopData:
+    """:class:`~dpsweep.mechanisms.base.Data` over tensors in memory.
+
+    Every random number of a step (inclusion, dropout by record, noise) comes from a stream of its own and is drawn for
+    the logical batch, before any engine cuts it: physical batch sizes change nothing, and a record's presence shifts
+    neither noise nor the number of draws.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, model: Model, engine: Engine, plan: Plan, normalizer: int,
+                 randomness: Randomness, hardening: str | None) -> None:  # fmt: skip
+        self.normalizer = normalizer
+        self.ledger = Ledger(plan.step_events, plan.steps)
+        self._x, self._y = x, y
+        self._model, self._engine, self._plan = model, engine, plan
+        self._batches = plan.sampler.batches(len(x), randomness.stream("sampling"))
+        self._noise = randomness.stream("noise")
+        self._dropout = randomness.stream("dropout")
+        self._hardening = hardening
+        self._drawn = 0
+
+    def draw(self) -> Batch:
+        """See :class:`~dpsweep.mechanisms.base.Data`."""
+        self._drawn += 1
+        return Batch(self._drawn, next(self._batches))
+
+    def clipped_sum(self, batch: Batch, max_grad_norm: float) -> Sum:
+        """See :class:`~dpsweep.mechanisms.base.Data`."""
+        value = self._engine.clipped_sum(*self._gather(batch), max_grad_norm)
+        return Sum(value, batch, max_grad_norm)
+
+    def gradient(self, batch: Batch) -> Tensor:
+        """See :class:`~dpsweep.mechanisms.base.Data`."""
+        self.ledger.charge_event(Unbounded("trained without privacy"))
+        return self._engine.gradient_sum(*self._gather(batch))
+
+    def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> Tensor:
+        """See :class:`~dpsweep.mechanisms.base.Data`.
+
+        The noise is drawn and added in float64, then rounded to the sum's dtype.
+        """
+        if total.sensitivity > sensitivity:
+            raise ValueError(f"the sum moves by up to {total.sensitivity} and the noise was set for {sensitivity}")
+        rate = self._plan.sampler.sample_rate if isinstance(self._plan.sampler, Poisson) else 1
+        self.ledger.charge(total.batch.number, rate, noise_multiplier * sensitivity / total.sensitivity)
+        noise = torch.from_numpy(self._noise.normal(total.value.numel(), hardening=self._hardening or "none"))
+        noise *= noise_multiplier * sensitivity
+        return total.value.double().add_(noise.to(total.value.device)).to(total.value.dtype)
+
+    def _gather(self, batch: Batch) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        indices = torch.from_numpy(batch.indices).to(self._x.device)
+        return self._x[indices], self._y[indices], self._masks(len(indices))
+
+    def _masks(self, n: int) -> tuple[Tensor, ...]:
+        keep = 1 - self._model.dropout
+        masks = []
+        for shape in self._model.mask_shapes:
+            size = n * int(np.prod(shape))
+            bits = self._dropout.uint64((size + 1) // 2).view(np.uint32)[:size]
+            mask = torch.from_numpy(bits < np.uint32(round(keep * 2**32))).reshape(n, *shape)
+            masks.append(mask.to(self._x.device, self._x.dtype) / keep)
+        return tuple(masks)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run leaves: the state after the last step, the ledger, and whether the parameters are still finite."""
+
+    state: State
+    ledger: Ledger
+    diverged: bool
+
+
+def train(mechanism: Mechanism, plan: Plan, model: Model, data: LoopData,
+          optimizer: Callable[..., torch.optim.Optimizer]) -> Trained:  # fmt: skip
+    """Take exactly ``plan.steps`` steps; each is closed in the ledger, which refuses more than the plan allows."""
+    model.train()
+    state = mechanism.start(plan, model, optimizer)
+    for _ in range(plan.steps):
+        mechanism.step(state, data)
+        data.ledger.close_step()
+    return Trained(state, data.ledger, not bool(state.theta.isfinite().all()))

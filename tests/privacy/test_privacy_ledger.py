@@ -1,0 +1,102 @@
+from fractions import Fraction
+
+import pytest
+
+from dpsweep.privacy.accounting import PureDP, SampledGaussian, Unbounded
+from dpsweep.privacy.ledger import Ledger, LedgerError
+
+Q = Fraction(1, 10)
+ONE = SampledGaussian(Q, 1.0)
+
+
+def test_equal_steps_become_one_event_with_a_count():
+    ledger = Ledger((ONE,), 3)
+    for step in range(3):
+        ledger.charge(step, Q, 1.0)
+        ledger.close_step()
+    assert ledger.events() == [(ONE, 3)] and ledger.steps_taken == 3
+
+
+def test_releases_of_one_batch_are_one_event():
+    ledger = Ledger((ONE,), 2)
+    ledger.charge(0, Q, 2**0.5)
+    ledger.charge(0, Q, 2**0.5)
+    ledger.close_step()
+    ((event, count),) = ledger.events()
+    assert event.noise_multiplier == pytest.approx(1.0, rel=1e-12) and count == 1
+
+
+def test_independent_batches_stay_two_events():
+    ledger = Ledger((ONE, ONE), 1)
+    ledger.charge(0, Q, 1.0)
+    ledger.charge(1, Q, 1.0)
+    assert ledger.events() == [(ONE, 2)]  # the open step is spent too
+    ledger.close_step()
+    assert ledger.events() == [(ONE, 2)]
+
+
+@pytest.mark.parametrize(
+    "overcharge",
+    [
+        lambda ledger: ledger.charge(1, Q, 0.9),
+        lambda ledger: ledger.charge(1, Q / 2, 1.0),
+        lambda ledger: ledger.charge_event(PureDP(0.1, "laplace")),
+        lambda ledger: ledger.charge_event(Unbounded("loss")),
+        lambda ledger: (ledger.charge(1, Q, 1.0), ledger.charge(1, Q, 50.0)),
+        lambda ledger: (ledger.charge(1, Q, 1.0), ledger.charge(2, Q, 1.0)),
+    ],
+)
+def test_an_overcharge_raises_and_leaves_the_ledger_as_it_was(overcharge):
+    ledger = Ledger((ONE,), 2)
+    ledger.charge(0, Q, 1.0)
+    ledger.close_step()
+    with pytest.raises(LedgerError, match="plan"):
+        overcharge(ledger)
+    assert ledger.events() in ([(ONE, 1)], [(ONE, 2)])
+
+
+def test_a_batch_of_an_earlier_step_cannot_be_charged_again():
+    ledger = Ledger((ONE,), 2)
+    ledger.charge(4, Q, 1.0)
+    ledger.close_step()
+    with pytest.raises(LedgerError, match="earlier step"):
+        ledger.charge(4, Q, 1.0)
+    ledger.charge(5, Q, 1.0)
+
+
+def test_a_batch_has_one_rate():
+    ledger = Ledger((ONE, SampledGaussian(Q / 2, 1.0)), 1)
+    ledger.charge(0, Q, 5.0)
+    with pytest.raises(LedgerError, match="one rate"):
+        ledger.charge(0, Q / 2, 5.0)
+
+
+def test_no_step_beyond_the_plan():
+    ledger = Ledger((ONE,), 1)
+    ledger.close_step()
+    with pytest.raises(LedgerError, match="all are taken"):
+        ledger.close_step()
+    with pytest.raises(LedgerError, match="all are taken"):
+        ledger.charge(7, Q, 1.0)
+    with pytest.raises(LedgerError, match="all are taken"):
+        ledger.charge_event(PureDP(0.1, "laplace"))
+
+
+def test_a_step_without_charge_is_recorded():
+    ledger = Ledger((ONE,), 2)
+    ledger.close_step()
+    ledger.charge(0, Q, 1.0)
+    ledger.close_step()
+    assert (ledger.steps_taken, ledger.steps_without_charge, ledger.events()) == (2, 1, [(ONE, 1)])
+
+
+def test_planned_unprotected_reads_show_in_the_events():
+    read = Unbounded("plain gradient")
+    ledger = Ledger((read,), 1)
+    ledger.charge_event(read)
+    assert ledger.events() == [(read, 1)]
+
+
+def test_a_negative_number_of_steps_is_refused():
+    with pytest.raises(ValueError, match="steps"):
+        Ledger((), -1)

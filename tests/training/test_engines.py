@@ -1,0 +1,108 @@
+"""Every engine gives the same clipped sum, bounded whatever a record holds, for every registered model."""
+
+import pytest
+import torch
+from zoo import batch, make
+
+from dpsweep.models.base import example_losses
+from dpsweep.training.layered import LayeredEngine
+from dpsweep.training.per_example import VmapEngine, clip_factors
+from dpsweep.training.reference import ReferenceEngine
+
+ENGINES = {"layered": LayeredEngine, "vmap": VmapEngine, "reference": ReferenceEngine}
+C = 0.7
+
+
+def summed(engine, name, kind, dtype=torch.float64, physical=None):
+    """An engine over a model of its own (two can't hook one model)."""
+    return ENGINES[engine](make(name, kind, dtype), physical)
+
+
+def by_hand(model, x, y, masks, max_grad_norm):
+    """One backward pass a record, nothing shared with the engines."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+    for i in range(len(x)):
+        loss = example_losses(model(x[i : i + 1], *(m[i : i + 1] for m in masks)), y[i : i + 1]).sum()
+        g = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)]).double()
+        total += g * min(1.0, max_grad_norm / float(g.norm()))
+    return total
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_sum_is_the_sum_of_clipped_gradients(engine, name, kind):
+    model = make(name, kind)
+    x, y, masks = batch(model, kind, 9)
+    torch.testing.assert_close(summed(engine, name, kind).clipped_sum(x, y, masks, C), by_hand(model, x, y, masks, C), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("physical", [1, 7, 100])
+def test_physical_batches_change_nothing(engine, physical, name, kind):
+    model = make(name, kind)
+    x, y, masks = batch(model, kind, 17)
+    whole, cut = summed(engine, name, kind), summed(engine, name, kind, physical=physical)
+    for sums in ("clipped_sum", "gradient_sum"):
+        arguments = (x, y, masks, C) if sums == "clipped_sum" else (x, y, masks)
+        torch.testing.assert_close(getattr(cut, sums)(*arguments), getattr(whole, sums)(*arguments), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_empty_batch_sums_to_zero(engine, name, kind):
+    model = make(name, kind)
+    x, y, masks = batch(model, kind, 0)
+    total = summed(engine, name, kind).clipped_sum(x, y, masks, C)
+    assert total.shape == (sum(p.numel() for p in model.parameters()),) and not total.any()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_one_record_more_moves_the_sum_by_at_most_c(engine, dtype, name, kind):
+    """Invariant 3, with records made to have large and small gradients."""
+    model = make(name, kind, dtype)
+    for scale in (1e-3, 1.0, 1e3):
+        x, y, masks = batch(model, kind, 12, dtype)
+        x[5] *= scale
+        sums = summed(engine, name, kind, dtype)
+        with_it = sums.clipped_sum(x, y, masks, C).double()
+        rest = torch.arange(12) != 5
+        without = sums.clipped_sum(x[rest], y[rest], tuple(m[rest] for m in masks), C).double()
+        assert (with_it - without).norm() <= C * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf"), 1e38])
+def test_a_record_that_is_not_finite_contributes_zero(engine, poison, name, kind):
+    """Invariant 5. 1e38 overflows float32 inside the model; whether or not its gradient is finite, the bound holds."""
+    model = make(name, kind, torch.float32)
+    x, y, masks = batch(model, kind, 6, torch.float32)
+    x[2] = poison
+    sums = summed(engine, name, kind, torch.float32)
+    total = sums.clipped_sum(x, y, masks, C)
+    rest = torch.arange(6) != 2
+    without = sums.clipped_sum(x[rest], y[rest], tuple(m[rest] for m in masks), C)
+    assert total.isfinite().all()
+    assert (total.double() - without.double()).norm() <= C * (1 + 1e-5)
+    if poison != 1e38:
+        torch.testing.assert_close(total, without, rtol=1e-5, atol=1e-6)
+
+
+def test_changing_one_record_changes_only_its_gradient(name, kind):
+    """Invariant 4: no layer couples the records of a batch."""
+    model = make(name, kind)
+    x, y, masks = batch(model, kind, 5)
+    rows = VmapEngine(model, None)
+
+    def single(i, x):
+        return rows.clipped_sum(x[i : i + 1], y[i : i + 1], tuple(m[i : i + 1] for m in masks), C)
+
+    changed = x.clone()
+    changed[3] += 1
+    together, apart = rows.clipped_sum(changed, y, masks, C), sum(single(i, changed) for i in range(5))
+    torch.testing.assert_close(together, apart, rtol=1e-9, atol=1e-11)
+    assert not torch.allclose(single(3, x), single(3, changed))
+
+
+def test_clip_factors():
+    squared = torch.tensor([0.0, 0.25, 4.0, float("nan"), float("inf"), 1e80], dtype=torch.float64)
+    assert clip_factors(squared, 1.0).tolist() == pytest.approx([1.0, 1.0, 0.5, 0.0, 0.0, 1e-40])

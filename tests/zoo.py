@@ -1,0 +1,37 @@
+"""Every registered model, built small on every kind of input that it reads."""
+
+import pytest
+import torch
+
+from dpsweep.config import Composer
+from dpsweep.runner import build
+
+COMPOSER = Composer()
+SHAPES = {"gray": ((1, 8, 8), 10), "color": ((3, 12, 8), 3), "table": ((13,), 2), "wide": ((1100,), 4)}
+
+
+def make(model, kind, dtype=torch.float64, seed=3):
+    """A registered model on small inputs of a kind."""
+    shape, classes = SHAPES[kind]
+    node = COMPOSER.compose([("model", model)]).values["model"]
+    return build("model", node, shape, classes, seed).to(dtype)
+
+
+def batch(model, kind, n, dtype=torch.float64, seed=0):
+    """Random inputs, labels and dropout masks."""
+    shape, classes = SHAPES[kind]
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, *shape, generator=generator, dtype=torch.float64).to(dtype)
+    y = torch.randint(classes, (n,), generator=generator)
+    keep = 1 - model.dropout
+    masks = tuple((torch.rand(n, *m, generator=generator) < keep).to(dtype) / keep for m in model.mask_shapes)
+    return x, y, masks
+
+
+def cases():
+    """Pairs of a registered model and a kind of input that it reads."""
+    for name in COMPOSER.options("model"):
+        inputs = COMPOSER.compose([("model", name)]).values["model"].get("inputs", ["image", "table"])
+        for kind in SHAPES:
+            if ("table" if kind in ("table", "wide") else "image") in inputs:
+                yield pytest.param(name, kind, id=f"{name}-{kind}")
