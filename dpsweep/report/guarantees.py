@@ -53,10 +53,15 @@ def shortfall(run: Run) -> tuple[str, str, str] | None:
 
 def scope(results: Results) -> str:
     """One sentence on the guarantee behind the unmarked private cells, and a warning where they do not compare."""
-    proved = [r for run in results.runs if run.budget.private and shortfall(run) is None and (r := run.done) is not None]
+    private = [(run, run.done) for run in results.runs if run.budget.private and run.done is not None]
+    proved = [record for run, record in private if shortfall(run) is None]
     if not proved:
-        return "No cell has a proved ε." if any(run.budget.private and run.done for run in results.runs) else ""
-    kinds = Counter(f"{r['adjacency']} adjacency, protecting the {r['protects']}, δ={r['delta']:g}" for r in proved)
+        return "No cell has a proved ε." if private else ""
+    kinds = Counter(
+        f"{r['adjacency']} adjacency, protecting the {r['protects']}, "
+        + (f"δ={r['delta']:g}" if r["delta"] else "pure DP: δ=0")
+        for r in proved
+    )
     text = "Unmarked private cells: the ε of the column is proved for one released model"
     if len(kinds) == 1:
         return f"{text} ({next(iter(kinds))})."
@@ -77,9 +82,11 @@ def epsilon_table(results: Results) -> Table:
             _range(records, key) for key in ("epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised")
         )
         proved += "".join(notes.mark("", reason) for reason in reasons)
-        relations = " / ".join(sorted({f"{r['adjacency']}, {r['protects']}" for r in records if r["adjacency"]})) or "—"
-        rows.append([mechanism, budget.name, relations, str(len(records)), claimed, proved, secure, realised])
-    header = ["Mechanism", "Target", "Adjacency, protects", "Models", "Claimed ε", "Proved ε", "If secure ε", "Realised ε"]
+        relations = sorted({f"{r['adjacency']}, {r['protects']}" for r in records if r["adjacency"]})
+        stubs = [mechanism, budget.name, " / ".join(relations) or "—"]
+        rows.append([*stubs, str(len(records)), claimed, proved, secure, realised])
+    stubs = ["Mechanism", "Target", "Adjacency, protects"]
+    header = [*stubs, "Models", "Claimed ε", "Proved ε", "ε if secure", "Realised ε"]
     caption = (
         "ε of each released model: claimed by the method's own analysis, proved for the model, and realised (an "
         "odometer's reading, no guarantee); with seeded noise, what secure noise would give. Rounded up."

@@ -1,9 +1,10 @@
 """Which runs share a cell, and what is refused."""
 
 import pytest
+from report_factory import grid, record, task
+
 from dpsweep.errors import UsageError
 from dpsweep.report.load import Budget, join
-from factory import grid, record, task
 
 
 def configured(made, **config):
@@ -27,7 +28,8 @@ def test_a_baseline_of_two_mechanisms_has_its_own_row():
 
 
 def test_a_mechanism_that_comes_with_its_model_is_no_label():
-    tasks = [task(), task(model="elm", mechanism="laplace_elm"), task(model="elm", mechanism="laplace_elm", epsilon=None)]
+    laplace = [task(model="elm", mechanism="laplace_elm", epsilon=epsilon) for epsilon in (None, 1.0)]
+    tasks = [task(), *laplace]
     assert join(tasks, [record(t) for t in tasks]).columns == ("model",)
 
 

@@ -4,6 +4,7 @@ import csv
 import io
 
 import pytest
+
 from dpsweep.report.markup import Footnotes, Table, to_csv, to_latex, to_markdown, to_text
 
 NASTY = r"a|b & 50% _x_ <i> $\alpha$ {y} #1 ~^"
@@ -21,7 +22,8 @@ def test_markdown_keeps_its_columns_whatever_a_cell_holds():
 
 
 def test_latex_escapes_and_groups():
-    table = Table("t", "c", ["Model", "x ε=1", "x ε=2"], [[NASTY, "1 ± 2†", "−3"]], 1, [("x_y", 2)], ["Model", "ε=1", "ε=2"])
+    header, short = ["Model", "x ε=1", "x ε=2"], ["Model", "ε=1", "ε=2"]
+    table = Table("t", "c", header, [[NASTY, "1 ± 2†", "−3"]], 1, [("x_y", 2)], short)
     text = to_latex(table)
     assert r"a\textbar{}b \& 50\% \_x\_ \textless{}i\textgreater{} \$\textbackslash{}alpha\$ \{y\} \#1 " in text
     assert r"1 $\pm$ 2\textdagger{} & $-$3 \\" in text
@@ -31,7 +33,8 @@ def test_latex_escapes_and_groups():
 
 
 def test_blocks_stand_under_headings_in_latex():
-    table = Table("t", "c", ["Dataset", "Model", "v"], [["d1", "m", "1"], ["d1", "n", "2"], ["d2", "m", "3"]], 2, blocks=True)
+    rows = [["d1", "m", "1"], ["d1", "n", "2"], ["d2", "m", "3"]]
+    table = Table("t", "c", ["Dataset", "Model", "v"], rows, 2, blocks=True)
     text = to_latex(table)
     assert r"\begin{tabular}{lr}" in text
     assert text.count("textit") == 2 and text.count(r"\addlinespace") == 1

@@ -51,8 +51,8 @@ def record(made: dict[str, Any], value: float | None = 0.9, **changes: Any) -> d
         "started": "2026-01-01T00:00:00", "finished": "2026-01-01T00:00:02", "host": "somewhere", "error": None,
         "checksum": "00",
     }  # fmt: skip
-    metrics = dict.fromkeys((f"test_{name}" for name in ("accuracy", "precision", "recall", "f1", "auroc", "auprc")), value)
-    return full | metrics | changes
+    metrics = ("accuracy", "precision", "recall", "f1", "auroc", "auprc")
+    return full | {f"test_{name}": value for name in metrics} | changes
 
 
 def failed(made: dict[str, Any], kind: str = "RuntimeError", message: str = "out of memory") -> dict[str, Any]:

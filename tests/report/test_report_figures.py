@@ -1,0 +1,61 @@
+"""The figure: what is drawn and how it is marked."""
+
+import pytest
+from matplotlib.figure import Figure
+from report_factory import grid, record, seeded, task
+
+from dpsweep.report import figures
+from dpsweep.report.load import METRICS, join
+
+ACCURACY = METRICS["accuracy"]
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Draw records, keeping the figure."""
+    kept = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (kept.append(self), save(self, *a, **k)))
+
+    def draw(records):
+        figures.by_epsilon(join([], records), "accuracy", ACCURACY, tmp_path)
+        return kept[-1]
+
+    return draw
+
+
+def markers(figure):
+    return [line for axis in figure.axes for line in axis.lines if line.get_marker() in figures._MARKERS]
+
+
+def test_one_panel_a_dataset_with_equal_steps(drawn):
+    tasks = grid(datasets=("a", "b", "c"), budgets=(None, 0.1, 1.0, 8.0))
+    figure = drawn([record(t) for t in tasks])
+    shown = [axis for axis in figure.axes if axis.get_visible()]
+    assert [axis.get_title(loc="left") for axis in shown] == ["a", "b", "c"]
+    assert [label.get_text() for label in shown[0].get_xticklabels()] == ["0.1", "1", "8", "non-private"]
+    first, second, third, apart = shown[0].get_xticks()
+    assert second - first == third - second < apart - third
+    assert shown[0].get_ylabel() == "Accuracy (%)"
+
+
+def test_points_stand_at_the_means_in_percent(drawn):
+    figure = drawn([record(task(seed=s), v) for s, v in ((1, 0.90), (2, 0.94))])
+    assert [line.get_ydata()[0] for line in markers(figure)] == [pytest.approx(92.0)]
+
+
+def test_open_markers_for_what_is_not_proved(drawn):
+    figure = drawn([record(task(model="a")), seeded(task(model="b"))])
+    assert [line.get_markerfacecolor() == "white" for line in markers(figure)] == [False, True]
+    assert "not proved" in figure.legends[0].get_texts()[-1].get_text()
+
+
+def test_models_keep_apart_beyond_the_palette():
+    looks = [figures._look(index) for index in range(11)]
+    assert len({(look["color"], str(look["linestyle"])) for look in looks}) == 11
+    assert len({look["marker"] for look in looks}) == 11
+
+
+def test_no_file_without_a_value(tmp_path):
+    assert figures.by_epsilon(join(grid(), []), "accuracy", ACCURACY, tmp_path) == []
+    assert not list(tmp_path.iterdir())
