@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -112,8 +113,14 @@ def _legend(figure: Figure, results: Results, series: list[Row], cells: dict[tup
     if any(cell.shortfalls and cell.n for cell in cells.values()):
         handles.append(Line2D([], [], linestyle="", marker="o", markersize=4, color="0.3", markerfacecolor="white",
                               label="open: ε is not proved (see the table)"))  # fmt: skip
-    columns = min(4, len(handles))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.4)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    for columns in range(min(4, len(handles)), 0, -1):
+        legend = figure.legend(
+            handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.4
+        )
+        if columns == 1 or legend.get_window_extent(renderer).width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def data_uri(path: Path) -> str:

@@ -42,10 +42,11 @@ def shortfall(run: Run) -> tuple[str, str, str] | None:
     proved, target = record["epsilon"], record["target_epsilon"]
     if proved is None:
         if record["noise_source"] == "seeded" and record["epsilon_if_secure"] is not None:
-            detail = f"ε={bound(record['epsilon_if_secure'])} with secure noise"
-            return "‡", "seeded noise: no guarantee; would be", detail
-        claim = f"(claimed: ε={record['epsilon_claimed']:g})" if record["epsilon_claimed"] is not None else ""
-        return "†", f"no proved ε: {_reason(record)}", claim
+            text = "seeded noise: no guarantee; with secure noise it would be"
+            return "‡", text, f"ε={bound(record['epsilon_if_secure'])}"
+        if record["epsilon_claimed"] is None:
+            return "†", f"no proved ε: {_reason(record)}", ""
+        return "†", f"no proved ε: {_reason(record)}; merely claimed:", f"ε={record['epsilon_claimed']:g}"
     if target is not None and proved > target * (1 + 1e-9):
         return "§", "proved, and more than the target:", f"ε={bound(proved)}"
     return None

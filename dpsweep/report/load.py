@@ -107,9 +107,10 @@ class Results:
         return self.cells.get((row, dataset, budget), [])
 
     def row_name(self, row: Row) -> str:
-        """A row in words: its labels, without those that say nothing of it."""
-        named = zip(self.columns, row, strict=True)
-        return ", ".join(value if name in LABELS else f"{name}={value}" for name, value in named if value != "—")
+        """A row in words: those of its labels that some other row has not, without the absent ones."""
+        same = [len(self.rows) > 1 and len(set(values)) == 1 for values in zip(*self.rows, strict=True)]
+        named = zip(self.columns, row, same, strict=True)
+        return ", ".join(v if name in LABELS else f"{name}={v}" for name, v, one in named if v != "—" and not one)
 
     @property
     def done(self) -> list[dict[str, Any]]:

@@ -50,6 +50,14 @@ def test_open_markers_for_what_is_not_proved(drawn):
     assert "not proved" in figure.legends[0].get_texts()[-1].get_text()
 
 
+def test_the_legend_fits_the_figure(drawn):
+    figure = drawn([record(task(model=f"a_model_with_a_long_name_{k}")) for k in range(4)])
+    renderer = figure.canvas.get_renderer()
+    (legend,) = figure.legends
+    assert legend.get_window_extent(renderer).x0 >= 0
+    assert legend.get_window_extent(renderer).x1 <= figure.bbox.width
+
+
 def test_models_keep_apart_beyond_the_palette():
     looks = [figures._look(index) for index in range(11)]
     assert len({(look["color"], str(look["linestyle"])) for look in looks}) == 11

@@ -27,6 +27,13 @@ def test_a_baseline_of_two_mechanisms_has_its_own_row():
     assert results.rows == [("rvfl", "gaussian"), ("rvfl", "hero"), ("rvfl", "none")]
 
 
+def test_a_row_is_named_by_what_varies():
+    tasks = [task(mechanism=m) for m in ("gaussian", "hero")]
+    results = join(tasks, [])
+    assert [results.row_name(row) for row in results.rows] == ["gaussian", "hero"]
+    assert join([task()], []).row_name(("rvfl",)) == "rvfl"
+
+
 def test_a_mechanism_that_comes_with_its_model_is_no_label():
     laplace = [task(model="elm", mechanism="laplace_elm", epsilon=epsilon) for epsilon in (None, 1.0)]
     tasks = [task(), *laplace]

@@ -84,14 +84,14 @@ def test_fewer_seeds_than_elsewhere_are_stated():
 def test_seeded_noise_is_marked_and_never_reads_as_proved():
     texts, notes = cells(three(make=seeded))
     assert texts["rvfl", "digits ε=1"] == "92.00 ± 2.00‡"
-    assert notes == {"‡": "seeded noise: no guarantee; would be ε=1.000 with secure noise"}
+    assert notes == {"‡": "seeded noise: no guarantee; with secure noise it would be ε=1.000"}
 
 
 def test_an_unproved_epsilon_is_marked_with_its_reason():
     records = [unproved(task(seed=seed), "the batch is released", value) for seed, value in VALUES.items()]
     texts, notes = cells(records)
     assert texts["rvfl", "digits ε=1"] == "92.00 ± 2.00†"
-    assert notes == {"†": "no proved ε: the batch is released (claimed: ε=1)"}
+    assert notes == {"†": "no proved ε: the batch is released; merely claimed: ε=1"}
 
 
 def test_more_than_the_target_is_marked():
