@@ -154,7 +154,7 @@ def table(contrasts: Contrasts, metrics: Mapping[str, Metric], results: Results)
         metric = metrics[item.metric]
         bounds = stats.t_interval(item.differences)
         n, expected = len(item.differences), max(cell.expected for cell in item.samples)
-        marks = "".join(dict.fromkeys(notes.mark(*found) for cell in item.samples for found in cell.shortfalls))
+        marks = "".join(dict.fromkeys(notes.mark(*found) for cell in item.samples for found in cell.marks))
         rows.append([
             metric.name, item.dataset, item.budget.name + marks,
             results.row_name(item.row), results.row_name(item.reference),

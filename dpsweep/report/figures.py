@@ -83,7 +83,7 @@ def _panel(axis: Axes, results: Results, cells: dict, dataset: str, series: list
             axis.errorbar(
                 x, y, yerr=cell.sd, color=look["color"], marker=look["marker"], markersize=4, markeredgewidth=0.9,
                 elinewidth=0.7, capsize=1.6, capthick=0.7,
-                markerfacecolor="white" if cell.shortfalls else look["color"],
+                markerfacecolor="white" if cell.unproved else look["color"],
             )  # fmt: skip
     axis.set_title(dataset, loc="left", fontweight="bold")
     names = [f"{budget.target:g}" if budget.target is not None else budget.name for budget in positions]
@@ -110,7 +110,7 @@ def _legend(figure: Figure, results: Results, series: list[Row], cells: dict[tup
     for index, row in enumerate(series):
         look = _look(index)
         handles.append(Line2D([], [], linewidth=1.1, markersize=4, label=results.row_name(row), **look))
-    if any(cell.shortfalls and cell.n for cell in cells.values()):
+    if any(cell.unproved and cell.n for cell in cells.values()):
         handles.append(Line2D([], [], linestyle="", marker="o", markersize=4, color="0.3", markerfacecolor="white",
                               label="open: ε is not proved (see the table)"))  # fmt: skip
     renderer = FigureCanvasAgg(figure).get_renderer()

@@ -11,6 +11,7 @@ from dpsweep.report.guarantees import shortfall
 from dpsweep.report.load import Budget, Metric, Results, Row, Run
 from dpsweep.report.markup import Footnotes, Table
 
+SHARED = ("~", "not all of these runs had the machine to themselves, so these times do not compare")
 MOST_COLUMNS = 6  # a metric table with more value columns gets one block a dataset instead of one column group
 
 
@@ -21,7 +22,12 @@ class Sample:
     values: dict[int, float]
     expected: int
     gaps: tuple[str, ...]  # one phrase a run without a value, or with one that needs a word
-    shortfalls: tuple[tuple[str, str, str], ...]
+    marks: tuple[tuple[str, str, str], ...]  # (symbol, text, detail) of notes on the guarantee or the time
+
+    @property
+    def unproved(self) -> bool:
+        """Whether the column's epsilon is not what is proved for every run."""
+        return any(symbol != SHARED[0] for symbol, *_ in self.marks)
 
     @property
     def n(self) -> int:
@@ -54,12 +60,14 @@ def sample(runs: Sequence[Run], metric: Metric) -> Sample:
         elif value is None:
             gaps.append(f"undefined: {run.id}")
     marks = dict.fromkeys(found for run in runs if (found := shortfall(run)) is not None)
+    if metric.field.startswith("seconds") and any(run.done is not None and not run.done["alone"] for run in runs):
+        marks[*SHARED, ""] = None
     return Sample(values, len(runs), tuple(gaps), tuple(marks))
 
 
 def cell_marks(cell: Sample, notes: Footnotes) -> str:
     """All marks of a cell, with its notes registered."""
-    marks = [notes.mark(*found) for found in cell.shortfalls]
+    marks = [notes.mark(*found) for found in cell.marks]
     if cell.n and cell.gaps:
         marks.append(notes.mark("", "; ".join(cell.gaps)))
     return "".join(dict.fromkeys(marks))
@@ -132,8 +140,8 @@ def cells_table(results: Results, metrics: dict[str, Metric]) -> Table:
             numbers = (cell.mean if cell.n else None, cell.sd, low, high)
             rows.append([name, dataset, *row, budget.name, str(cell.n), str(cell.expected),
                          *("" if number is None else repr(number) for number in numbers),
-                         "; ".join(" ".join(found) for found in cell.shortfalls)])  # fmt: skip
-    numbers_of = ["n", "expected", "mean", "sd", "t95_low", "t95_high", "guarantee_note"]
+                         "; ".join(" ".join(found) for found in cell.marks)])  # fmt: skip
+    numbers_of = ["n", "expected", "mean", "sd", "t95_low", "t95_high", "notes"]
     header = ["metric", "dataset", *results.columns, "budget", *numbers_of]
     return Table("cells", "Every cell in numbers", header, rows, stubs=len(header))
 
@@ -164,7 +172,7 @@ def protocol_table(results: Results) -> Table:
 
 
 def times_table(results: Results) -> Table:
-    """Median training time by model and dataset, non-private and private apart; ~ where some run shared the machine."""
+    """Median training time by model and dataset, non-private and private apart, marked where some run shared the machine."""
     times: dict[tuple, dict[tuple[str, bool], list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for run in results.runs:
         if run.done is not None and run.done["seconds_train"] is not None:
@@ -180,16 +188,15 @@ def times_table(results: Results) -> Table:
             shared |= marked
             median = statistics.median(record["seconds_train"] for record in records) if records else None
             number = "—" if median is None else f"{median:.3g}" if median < 1000 else f"{median:.0f}"
-            texts.append("~" * marked + number)
+            texts.append(number + SHARED[0] * marked)
         rows.append([*row, *texts])
     kind = {False: "non-private", True: "private"}
     groups = [(d, sum(dataset == d for dataset, _ in columns)) for d in results.datasets]
-    note = ("~", "not all of these runs had the machine to themselves, so these times do not compare")
     return Table(
         "times", "Training time in seconds: median over seeds and budgets.",
         [*labels, *(f"{dataset} {kind[private]}" for dataset, private in columns)], rows, len(labels),
         [group for group in groups if group[1]], [*labels, *(kind[private] for _, private in columns)],
-        notes=[note] if shared else [],
+        notes=[SHARED] if shared else [],
     )  # fmt: skip
 
 

@@ -103,6 +103,8 @@ def test_more_than_the_target_is_marked():
 def test_times_are_in_seconds():
     texts, _ = cells([record(task(), seconds_train=12.346)], metric="seconds_train")
     assert texts["rvfl", "digits ε=1"] == "12.35 ± n/a"
+    texts, notes = cells([record(task(), seconds_train=12.346, alone=False)], metric="seconds_train")
+    assert texts["rvfl", "digits ε=1"] == "12.35 ± n/a~" and "do not compare" in notes["~"]
     assert tables.metric_caption(join([], three()), METRICS["seconds_train"]).startswith("Training time (s): ")
 
 
@@ -111,7 +113,7 @@ def test_median_times_mark_shared_machines():
     seconds = {1: 1.0, 2: 9.0, 3: 2.0}
     records = [record(t, seconds_train=seconds[t["seed"]], alone=t["model"] == "rvfl") for t in tasks]
     table = tables.times_table(join(tasks, records))
-    assert table.rows == [["rvfl", "2", "2"], ["dense", "~2", "~2"]]
+    assert table.rows == [["rvfl", "2", "2"], ["dense", "2~", "2~"]]
     assert table.notes[0][0] == "~"
     assert tables.times_table(join([], three())).notes == []
 
