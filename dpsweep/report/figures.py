@@ -50,6 +50,7 @@ def by_epsilon(results: Results, name: str, metric: Metric, folder: Path) -> lis
         _legend(figure, results, series, cells)
         png, svg = (folder / f"{name}_by_epsilon.{suffix}" for suffix in ("png", "svg"))
         figure.savefig(png, dpi=300)
+        figure.set_layout_engine("none")  # laid out once
         figure.savefig(svg, metadata={"Date": None})
     return [(png, svg)]
 
@@ -72,19 +73,26 @@ def _panel(axis: Axes, results: Results, cells: dict, dataset: str, series: list
         means = [cell.mean if cell is not None and cell.n else math.nan for cell in line]
         places = [positions[budget] + shift for budget in budgets]
         axis.plot(places, means, color=look["color"], linestyle=look["linestyle"], linewidth=1.1)
-        for budget in (*budgets, *others):
-            cell = cells.get((row, dataset, budget))
-            if cell is None or not cell.n:
-                continue
-            x, y = positions[budget] + shift, cell.mean
-            if not budget.private:
-                level = [apart - 0.32, apart + 0.32]
-                axis.plot(level, [y, y], color=look["color"], linestyle=(0, (2.5, 1.5)), linewidth=0.9)
-            axis.errorbar(
-                x, y, yerr=cell.sd, color=look["color"], marker=look["marker"], markersize=4, markeredgewidth=0.9,
-                elinewidth=0.7, capsize=1.6, capthick=0.7,
-                markerfacecolor="white" if cell.unproved else look["color"],
-            )  # fmt: skip
+        points = [
+            (positions[budget] + shift, cell)
+            for budget in (*budgets, *others)
+            if (cell := cells.get((row, dataset, budget))) is not None and cell.n
+        ]
+        for _, cell in (point for point in points if point[0] == apart + shift):
+            level = [apart - 0.32, apart + 0.32]
+            axis.plot(level, [cell.mean] * 2, color=look["color"], linestyle=(0, (2.5, 1.5)), linewidth=0.9)
+        spread = [math.nan if cell.sd is None else cell.sd for _, cell in points]
+        axis.errorbar(
+            [x for x, _ in points], [cell.mean for _, cell in points], yerr=spread, fmt="none", ecolor=look["color"],
+            elinewidth=0.7, capsize=1.6, capthick=0.7,
+        )  # fmt: skip
+        for unproved, face in ((False, look["color"]), (True, "white")):
+            chosen = [(x, cell.mean) for x, cell in points if cell.unproved == unproved]
+            if chosen:
+                axis.plot(
+                    *zip(*chosen, strict=True), linestyle="", marker=look["marker"], markersize=4, markeredgewidth=0.9,
+                    color=look["color"], markerfacecolor=face, zorder=3,
+                )  # fmt: skip
     axis.set_title(dataset, loc="left", fontweight="bold")
     names = [f"{budget.target:g}" if budget.target is not None else budget.name for budget in positions]
     axis.set_xticks(list(positions.values()), names)

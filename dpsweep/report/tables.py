@@ -172,7 +172,7 @@ def protocol_table(results: Results) -> Table:
 
 
 def times_table(results: Results) -> Table:
-    """Median training time by model and dataset, non-private and private apart, marked where some run shared the machine."""
+    """Median training time by model and dataset, private training apart; marked where a run shared the machine."""
     times: dict[tuple, dict[tuple[str, bool], list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for run in results.runs:
         if run.done is not None and run.done["seconds_train"] is not None:

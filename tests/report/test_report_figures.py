@@ -28,6 +28,11 @@ def markers(figure):
     return [line for axis in figure.axes for line in axis.lines if line.get_marker() in figures._MARKERS]
 
 
+def bars(figure):
+    """The error bars' vertical extents."""
+    return [segment[:, 1] for axis in figure.axes for lines in axis.collections for segment in lines.get_segments()]
+
+
 def test_one_panel_a_dataset_with_equal_steps(drawn):
     tasks = grid(datasets=("a", "b", "c"), budgets=(None, 0.1, 1.0, 8.0))
     figure = drawn([record(t) for t in tasks])
@@ -40,8 +45,9 @@ def test_one_panel_a_dataset_with_equal_steps(drawn):
 
 
 def test_points_stand_at_the_means_in_percent(drawn):
-    figure = drawn([record(task(seed=s), v) for s, v in ((1, 0.90), (2, 0.94))])
+    figure = drawn([record(task(seed=s), v) for s, v in ((1, 0.90), (2, 0.92), (3, 0.94))])
     assert [line.get_ydata()[0] for line in markers(figure)] == [pytest.approx(92.0)]
+    assert [tuple(extent) for extent in bars(figure)] == [pytest.approx((90.0, 94.0))]  # one SD either way
 
 
 def test_open_markers_for_what_is_not_proved(drawn):

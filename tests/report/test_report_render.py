@@ -139,9 +139,9 @@ def test_2500_records_take_less_than_ten_seconds(tmp_path):
     tasks = [task(d, f"model{m}", e, s) for d, m, e, s in keys]
     records = [record(t, 0.5 + (number * 7919 % 1000) / 2000) for number, t in enumerate(tasks)]
     assert len(records) == 2520
-    start = time.perf_counter()
+    start = time.process_time()  # not the wall's: the cores may be shared
     build(tmp_path, tasks, records)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_no_torch_opacus_or_hydra(tmp_path):
