@@ -55,6 +55,13 @@ def test_rdp_calibration_is_conservative_and_tight(batches, steps, target, delta
     assert less.epsilon > target
 
 
+@pytest.mark.parametrize("target", [0.005, 0.01, 0.02, 0.04])
+def test_small_targets_are_met_tightly_where_the_papers_rule_stops_early(target):
+    found = calibrate(Fraction(1, 100), 10, target, 1e-4, cache=None)
+    less = calibration._spent(Fraction(1, 100), 10, 0.999 * found.noise_multiplier, 1e-4, "rdp")
+    assert found.epsilon <= target < less.epsilon
+
+
 @pytest.mark.parametrize("target", [20.0, 1e3, 1e7, 1e13])
 def test_huge_targets_end_the_search(target):
     found = calibrate(Fraction(1, 10), 10, target, 1e-5, cache=None)
@@ -82,6 +89,20 @@ def check_pld(row):
     assert found.noise_multiplier == pytest.approx(float(row["sigma_pld"]), rel=1e-3)
     assert found.epsilon <= target and found.order is None
     return found
+
+
+@pytest.mark.parametrize("error", [0.8, 0.97, 1.0, 1.002, 1.3])
+@pytest.mark.parametrize("power", [0.7, 1.0, 3.5])
+def test_the_exact_curve_decides_however_wrong_the_cheap_one_is(error, power):
+    evaluated = {}
+
+    def fine(sigma):
+        evaluated[sigma] = (5.0 / sigma) ** power
+        return evaluated[sigma]
+
+    sigma = calibration._search_pld(fine, lambda s: error * (5.0 / s) ** power, 2.0, 4.0)
+    assert evaluated[sigma] <= 2.0 < fine(0.999 * sigma)
+    assert len(evaluated) <= (4 if error == 1 else 25)
 
 
 def test_pld_reaches_targets_that_rdp_refuses():

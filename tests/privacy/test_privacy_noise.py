@@ -138,10 +138,10 @@ def test_a_seeded_state_continues_where_it_was():
     randomness = Randomness.seeded(3)
     randomness.stream("noise").normal(5, hardening="sum4")
     randomness.stream("sampling").uint64(1)  # half a cipher block
-    for restored in (Randomness.from_state(randomness.state()), pickle.loads(pickle.dumps(randomness))):
-        for purpose in ("noise", "sampling", "dropout"):
-            twin = copy.deepcopy(randomness)
-            assert restored.stream(purpose).uint64(5).tobytes() == twin.stream(purpose).uint64(5).tobytes()
+    copies = [Randomness.from_state(randomness.state()), pickle.loads(pickle.dumps(randomness)), copy.copy(randomness)]
+    for purpose in ("noise", "sampling", "dropout"):
+        following = randomness.stream(purpose).uint64(5).tobytes()
+        assert [restored.stream(purpose).uint64(5).tobytes() for restored in copies] == [following] * 3
 
 
 @pytest.mark.parametrize("leak", [Randomness.state, pickle.dumps, copy.copy, copy.deepcopy])
