@@ -83,6 +83,12 @@ def test_runs_meet_only_their_own_label():
     assert [c.differences for c in found.tested] == [(0.0, 0.0)] * 2
 
 
+def test_a_run_without_a_reference_of_its_label_is_not_compared_with_another():
+    tasks = [task(run="1"), task(model="dense", run="1"), task(model="dense", run="2")]
+    found, _ = run([record(t) for t in tasks], tasks=tasks)
+    assert [c.row for c in found.tested] == [("dense", "1")]
+
+
 def test_several_possible_references_are_counted_not_guessed():
     tasks = [task(mechanism=m) for m in ("gaussian", "hero")] + [task(model="dense", mechanism="laplace")]
     found, _ = run([record(t) for t in tasks], {"by": "model", "reference": "rvfl"}, tasks=tasks)
