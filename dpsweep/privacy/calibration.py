@@ -157,7 +157,7 @@ def _search_rdp(spent: Callable[[float], Spent], target: float, refuse: bool) ->
     """The papers' search: double sigma from 20 until it suffices, bisect [0, sigma], keep the upper end.
 
     The papers stop when the upper end's epsilon is within 1e-4 of the target. For targets below 0.1 that is loose, so
-    the bisection goes on until the result is also tight: target < epsilon(0.999 sigma). Without ``refuse`` it gives up
+    the gap must also be below a thousandth of the target, and the result tight: target < epsilon(0.999 sigma). Without ``refuse`` it gives up
     doubling where RDP ends, and returns a starting point for another accountant.
     """
     low, high = 0.0, 20.0  # the papers bisect from 0, which their last digits depend on
@@ -167,7 +167,7 @@ def _search_rdp(spent: Callable[[float], Spent], target: float, refuse: bool) ->
                 raise _no_tight_order(target)
             return high
         high = 2 * high
-    while target - at_high.epsilon >= 1e-4 or spent(_TIGHT * high).epsilon <= target:
+    while target - at_high.epsilon >= min(1e-4, 1e-3 * target) or spent(_TIGHT * high).epsilon <= target:
         middle = (low + high) / 2
         if not low < middle < high:  # the target is too large for the first condition in float64
             break

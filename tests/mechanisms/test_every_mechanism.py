@@ -1,0 +1,80 @@
+"""What holds for every registered mechanism, a new one included: budgets, ledger, repeatability, honesty."""
+
+import pytest
+
+from dpsweep.config import Composer, parse
+from dpsweep.runner import plan_of, run_task
+from dpsweep.tasks import Settings, Task
+
+COMPOSER = Composer()
+MECHANISMS = [name for name in COMPOSER.options("mechanism")]
+PRIVATE = [m for m in MECHANISMS if COMPOSER.compose([("mechanism", m)]).values["mechanism"].get("private", True)]
+
+
+def run(*overrides):
+    config = COMPOSER.compose(parse(["dataset=breast_cancer", "model=rvfl", "epochs=2", "device=cpu", "threads=1", *overrides])[0])
+    record = run_task(Task.from_config(config), Settings.from_config(config))
+    assert record["status"] == "done", record["error"]
+    return record
+
+
+@pytest.mark.parametrize("mechanism", PRIVATE)
+@pytest.mark.parametrize("accountant", COMPOSER.options("accountant"))
+def test_the_plan_meets_the_budget(mechanism, accountant):
+    config = COMPOSER.compose([("mechanism", mechanism), ("epsilon", 1.3), ("accountant", accountant)])
+    _, schedule, account, plan = plan_of(config.values)
+    assert plan.epsilon(account) <= 1.3
+    assert plan.steps >= 1
+
+
+@pytest.mark.parametrize("mechanism", PRIVATE)
+def test_the_record_tells_what_is_proved(mechanism):
+    record = run(f"mechanism={mechanism}", "epsilon=1.3")
+    assert record["noise_source"] == "secure" and record["noise_multiplier"] > 0
+    assert record["epsilon_claimed"] == 1.3
+    if record["epsilon"] is None:
+        assert record["guarantee_reason"]
+    else:
+        assert 0 < record["epsilon"] <= 1.3 and record["adjacency"] and record["protects"]
+    assert sum(count for _, count in record["events"]) >= record["steps"]
+
+
+@pytest.mark.parametrize("mechanism", PRIVATE)
+def test_seeded_noise_repeats_bit_for_bit_and_proves_nothing(mechanism):
+    first, second = (run(f"mechanism={mechanism}", "noise.source=seeded") for _ in range(2))
+    for key in ("test_accuracy", "test_f1", "test_auroc", "test_auprc"):
+        assert first[key] == second[key]
+    assert first["epsilon"] is None and "seeded" in first["guarantee_reason"] and first["epsilon_if_secure"] <= 1
+    assert run(f"mechanism={mechanism}", "noise.source=seeded", "seed=1")["test_auroc"] != first["test_auroc"]
+
+
+@pytest.mark.parametrize("mechanism", PRIVATE)
+def test_secure_noise_does_not_repeat(mechanism):
+    assert run(f"mechanism={mechanism}")["test_auroc"] != run(f"mechanism={mechanism}")["test_auroc"]
+
+
+def test_training_without_privacy_repeats_and_claims_nothing():
+    first, second = run("epsilon=none"), run("epsilon=none")
+    assert first["test_auprc"] == second["test_auprc"]
+    assert first["epsilon"] is None and first["epsilon_claimed"] is None and first["delta"] is None
+    assert first["guarantee_text"].startswith("No privacy")
+
+
+def test_records_that_are_not_public_are_not_told():
+    config = COMPOSER.compose([("dataset", "breast_cancer"), ("epochs", 1), ("dataset.public", False)])
+    record = run_task(Task.from_config(config), Settings.from_config(config))
+    assert record["status"] == "done"
+    assert [record[key] for key in record["unprotected"]] == [None] * len(record["unprotected"])
+    assert {"data_fingerprint", "train_size"} <= set(record["unprotected"])
+
+
+def test_an_error_over_private_records_is_cut_to_type_and_place(monkeypatch):
+    def leak(*_):
+        raise ValueError("the record says 42")
+
+    monkeypatch.setattr("dpsweep.runner.load_data", leak)
+    config = COMPOSER.compose([("dataset.public", False)])
+    record = run_task(Task.from_config(config), Settings.from_config(config))
+    assert record["status"] == "failed" and record["error"]["type"] == "ValueError"
+    assert "42" not in str({k: record["error"][k] for k in ("message", "traceback")})
+    assert "runner.py" in record["error"]["traceback"]

@@ -1,0 +1,201 @@
+"""The loop and its one door to the data."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from zoo import batch, make
+
+from dpsweep.mechanisms.base import Plan, Schedule, dp_sgd_events
+from dpsweep.mechanisms.gaussian import Gaussian
+from dpsweep.mechanisms.none import NonPrivate
+from dpsweep.privacy.accounting import SampledGaussian, Unbounded
+from dpsweep.privacy.ledger import LedgerError
+from dpsweep.privacy.noise import Randomness
+from dpsweep.privacy.sampling import Poisson
+from dpsweep.training.layered import LayeredEngine
+from dpsweep.training.loop import LoopData, train
+from dpsweep.training.per_example import VmapEngine
+from dpsweep.training.reference import ReferenceEngine
+
+
+def setting(name="dense", kind="table", n=40, q=Fraction(1, 4), steps=6, sigma=1.0, engine=LayeredEngine, dtype=torch.float64,
+            seed=0, physical=None):  # fmt: skip
+    model = make(name, kind, dtype)
+    x, y, _ = batch(model, kind, n, dtype)
+    plan = Plan(Poisson(q), dp_sgd_events(q, sigma), steps, 1.0, sigma)
+    data = LoopData(x, y, model, engine(model, physical), plan, 10, Randomness.seeded(seed), None)
+    return model, plan, data
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.05)
+
+
+class Spying(Gaussian):
+    """DP-SGD that remembers its batches."""
+
+    def __init__(self):
+        super().__init__(1.0)
+        self.batches = []
+
+    def step(self, state, data):
+        draw = data.draw
+        data.draw = lambda: self.batches.append(draw()) or self.batches[-1]
+        super().step(state, data)
+        data.draw = draw
+
+
+def test_exactly_t_steps_are_taken_and_charged():
+    model, plan, data = setting(steps=7)
+    trained = train(Gaussian(1.0), plan, model, data, adam)
+    assert trained.ledger.steps_taken == 7
+    assert trained.ledger.events() == [(SampledGaussian(Fraction(1, 4), 1.0), 7)]
+
+
+def test_empty_batches_take_noise_only_steps_and_are_charged():
+    """Invariant 1: with no records at all, every batch is empty and all the same happens."""
+    model, plan, data = setting(n=0, steps=5)
+    before = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+    trained = train(Gaussian(1.0), plan, model, data, adam)
+    assert trained.ledger.events() == [(SampledGaussian(Fraction(1, 4), 1.0), 5)]
+    assert (trained.state.theta != before).all()
+
+
+def test_the_divisor_is_public():
+    """Invariant 2: an update is (sum + noise)/m0 whatever the batch's size."""
+    model, plan, data = setting(sigma=1e-9, steps=1, q=Fraction(1))
+    got = {}
+
+    class Keeping(Gaussian):
+        def step(self, state, loop):
+            total = loop.clipped_sum(b := loop.draw(), 1.0)
+            noisy = loop.release(total, 1.0, plan.noise_multiplier)
+            got.update(total=total.value, noisy=noisy, size=len(b.indices))
+            state.update(noisy / loop.normalizer)
+
+    start = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+    trained = train(Keeping(1.0), plan, model, data, lambda p: torch.optim.SGD(p, lr=1.0))
+    assert got["size"] == 40
+    torch.testing.assert_close(start - trained.state.theta, got["total"] / 10, rtol=1e-6, atol=1e-8)
+
+
+def test_noise_has_the_deviation_of_the_plan():
+    model, plan, data = setting(name="dense", kind="gray", sigma=3.0, n=0, steps=1)
+    noisy = []
+
+    class Keeping(Gaussian):
+        def step(self, state, loop):
+            noisy.append(loop.release(loop.clipped_sum(loop.draw(), self.max_grad_norm), self.max_grad_norm, 3.0))
+
+    train(Keeping(0.5), plan, model, data, adam)
+    assert float(noisy[0].std()) == pytest.approx(1.5, rel=0.02)  # about 50,000 parameters: standard error 0.3%
+
+
+def test_noise_draws_do_not_depend_on_the_data():
+    """Invariant 3: the same noise, step for step, whichever records there are."""
+
+    def noises(n):
+        model, plan, data = setting(n=n, steps=4)
+        kept = []
+
+        class Keeping(Gaussian):
+            def step(self, state, loop):
+                total = loop.clipped_sum(loop.draw(), 1.0)
+                kept.append(loop.release(total, 1.0, 1.0) - total.value)
+
+        train(Keeping(1.0), plan, model, data, adam)
+        return torch.stack(kept)
+
+    torch.testing.assert_close(noises(40), noises(41), rtol=0, atol=1e-12)
+    torch.testing.assert_close(noises(40), noises(0), rtol=0, atol=1e-12)
+
+
+def test_a_step_cannot_charge_more_than_the_plan_allows():
+    for noise, sums in ((0.5, 1), (1.0, 2)):
+        model, plan, data = setting()
+
+        class Greedy(Gaussian):
+            def step(self, state, loop, noise=noise, sums=sums):
+                total = loop.clipped_sum(loop.draw(), 1.0)
+                for _ in range(sums):
+                    loop.release(total, 1.0, noise)
+
+        with pytest.raises(LedgerError):
+            train(Greedy(1.0), plan, model, data, adam)
+
+
+def test_an_earlier_batch_cannot_be_released_again():
+    model, plan, data = setting()
+
+    class Hoarding(Gaussian):
+        def step(self, state, loop):
+            self.total = getattr(self, "total", None) or loop.clipped_sum(loop.draw(), 1.0)
+            loop.release(self.total, 1.0, 1.0)
+
+    with pytest.raises(LedgerError):
+        train(Hoarding(1.0), plan, model, data, adam)
+
+
+def test_noise_for_a_smaller_sensitivity_is_refused():
+    model, plan, data = setting()
+
+    class Cheating(Gaussian):
+        def step(self, state, loop):
+            loop.release(loop.clipped_sum(loop.draw(), 2.0), 1.0, 1.0)
+
+    with pytest.raises(ValueError, match="noise was set for"):
+        train(Cheating(1.0), plan, model, data, adam)
+
+
+def test_a_plain_gradient_is_refused_in_a_private_plan():
+    model, plan, data = setting()
+    with pytest.raises(LedgerError):
+        train(NonPrivate(), plan, model, data, adam)
+
+
+def test_plain_training_is_charged_as_unbounded():
+    model, _, _ = setting()
+    schedule = Schedule(40, Fraction(1, 4), 8, 10, 10)
+    plan = NonPrivate().calibrate(schedule, None, None)
+    x, y, _ = batch(model, "table", 40)
+    data = LoopData(x, y, model, LayeredEngine(model, None), plan, 10, Randomness.seeded(0), None)
+    ((event, count),) = train(NonPrivate(), plan, model, data, adam).ledger.events()
+    assert isinstance(event, Unbounded) and count == 8
+
+
+@pytest.mark.parametrize("other", [VmapEngine, ReferenceEngine])
+@pytest.mark.parametrize("physical", [None, 3])
+def test_trajectories_agree_between_engines(other, physical, name, kind):
+    """Invariants 6 and 7 over the whole loop: dropout, sampling, noise and optimizer included."""
+    thetas = []
+    for engine, cut in ((LayeredEngine, None), (other, physical)):
+        model, plan, data = setting(name, kind, engine=engine, steps=12, physical=cut)
+        thetas.append(train(Gaussian(1.0), plan, model, data, adam).state.theta)
+    torch.testing.assert_close(*thetas, rtol=1e-9, atol=1e-9)
+
+
+def test_seeded_runs_repeat_bit_for_bit_and_secure_ones_do_not():
+    def theta(randomness):
+        model, plan, data = setting()
+        x, y, _ = batch(model, "table", 40)
+        data = LoopData(x, y, model, LayeredEngine(model, None), plan, 10, randomness, None)
+        return train(Gaussian(1.0), plan, model, data, adam).state.theta
+
+    assert torch.equal(theta(Randomness.seeded(5)), theta(Randomness.seeded(5)))
+    assert not torch.equal(theta(Randomness.seeded(5)), theta(Randomness.seeded(6)))
+    assert not torch.equal(theta(Randomness.secure()), theta(Randomness.secure()))
+
+
+def test_dropout_masks_drop_at_their_rate():
+    model, plan, data = setting("dense", "gray")
+    (mask,) = data._masks(2000)
+    assert set(np.unique(mask.numpy())) == {0.0, 1.25}
+    assert float((mask == 0).double().mean()) == pytest.approx(0.2, abs=0.003)  # 512,000 entries
+
+
+def test_divergence_is_a_result():
+    model, plan, data = setting(steps=3)
+    trained = train(Gaussian(1.0), plan, model, data, lambda p: torch.optim.SGD(p, lr=float("inf")))
+    assert trained.diverged
