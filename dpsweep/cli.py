@@ -131,7 +131,8 @@ def _run(options: argparse.Namespace) -> int:
     if missing or result.failed:
         print(f"the same command runs the {missing + result.failed} tasks that are missing or failed")
     elif plan.suite:
-        print(f"tables and figures: dpsweep report suite={plan.suite['name']}")
+        where = "" if str(plan.settings.output_dir) == "outputs" else f" output_dir={plan.settings.output_dir}"
+        print(f"tables and figures: dpsweep report suite={plan.suite['name']}{where}")
     return result.exit_code
 
 
@@ -181,16 +182,13 @@ def _report(options: argparse.Namespace) -> int:
         tasks = [{"id": task.id, **task.labels} for task in plan.tasks]
     else:
         title, about, spec = "all", f"every record in {records.folder}", {}
-        labels = ("id", "dataset", "model", "mechanism", "target_epsilon", "seed", "run")
+        labels = ("id", "dataset", "model", "mechanism", "optimizer", "accountant", "target_epsilon", "seed", "run", "config")
         tasks = [{key: record[key] for key in labels} for record in scan.records]
-    if not any(record["id"] in {task["id"] for task in tasks} for record in scan.records):
+    if not {record["id"] for record in scan.records} & {task["id"] for task in tasks}:
         run = f"dpsweep run suite={title}" if plan.suite else "dpsweep run ..."
         raise UsageError(f"{records.folder} holds no record of {title}: run it first ({run}), or name its folder: output_dir=PATH")
-    wanted = {task["id"] for task in tasks}
-    report = build(
-        title, about, tasks, [r for r in scan.records if r["id"] in wanted], scan.damaged, spec,
-        plan.settings.output_dir / "reports" / title,
-    )  # fmt: skip
+    out_dir = plan.settings.output_dir / "reports" / title
+    report = build(title, about, tasks, scan.records, scan.damaged, spec, out_dir)
     print(report.text)
     return 0 if report.complete else 1
 

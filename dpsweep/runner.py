@@ -135,9 +135,7 @@ def _blank(task: Task, settings: Settings) -> dict[str, Any]:
     """A record before the outcome is known: what the configuration says, and nulls."""
     values = task.values
     return dict.fromkeys(_FIELDS) | task.labels | {
-        "id": task.id, "config": task.config, "status": "failed", "optimizer": values["optimizer"]["name"],
-        "accountant": values["accountant"]["name"] if values["mechanism"].get("private", True) else None,
-        "batch_size": values["batch_size"], "epochs": values["epochs"],
+        "id": task.id, "status": "failed", "batch_size": values["batch_size"], "epochs": values["epochs"],
         "noise_source": task.config.get("noise", {}).get("source"), "public": bool(values["dataset"].get("public", False)),
         "engine": settings.engine, "threads": settings.threads, "started": _now(), "alone": False,
         "host": socket.gethostname(), "versions": versions(), "diverged": False, "unprotected": list(UNPROTECTED),
@@ -158,6 +156,7 @@ _FIELDS = (
 def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     import torch
 
+    from dpsweep.models.base import mixes_records
     from dpsweep.privacy.noise import Randomness
     from dpsweep.training.loop import LoopData, train
 
@@ -168,6 +167,11 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     mechanism, schedule, account, plan = plan_of(values)
     dataset, x, y = load_data(data_key(values), settings.data_dir, str(device))
     model = build("model", values["model"], dataset.x_train.shape[1:], dataset.classes, task.config["seed"]).to(device)
+    if plan.noise_multiplier is not None and mixes_records(model, dataset.x_train.shape[1:]):
+        raise UsageError(
+            f"model={values['model']['name']} can't be trained privately: a record's output changes with the other records of "
+            "its batch (batch normalisation?) or from call to call (nn.Dropout? use mask_shapes). Use group or layer normalisation"
+        )
     engine = make_engine(settings, model)
     source = task.config.get("noise", {}).get("source")
     randomness = Randomness.secure() if source == "secure" else Randomness.seeded(task.config["seed"])

@@ -52,9 +52,10 @@ class Task:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What a table calls the task: dataset, model, mechanism, target_epsilon, seed, run."""
-        named = {group: self.config[group]["name"] for group in ("dataset", "model", "mechanism")}
-        return named | {"target_epsilon": self.config.get("epsilon"), "seed": self.config["seed"], "run": self.config.get("run")}
+        """What tables and records call the task."""
+        named = {group: self.config.get(group, {}).get("name") for group in _DESCRIPTIVE}
+        rest = {"target_epsilon": self.config.get("epsilon"), "seed": self.config["seed"], "run": self.config.get("run")}
+        return named | rest | {"config": self.config}
 
 
 @dataclass(frozen=True)

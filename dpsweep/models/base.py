@@ -39,3 +39,22 @@ def probabilities(logits: Tensor) -> Tensor:
     """Class probabilities in float64: (n,) of class 1 for one logit, else (n, K)."""
     logits = logits.double()
     return torch.sigmoid(logits.squeeze(-1)) if logits.shape[-1] == 1 else torch.softmax(logits, dim=-1)
+
+
+def mixes_records(model: Model, shape: tuple[int, ...]) -> bool:
+    """Whether the logits of a record change with the other records of its batch, as with batch normalisation.
+
+    Per-example gradients, and with them every guarantee, need models that don't. Tried on random inputs, in training
+    mode, with dropout off; layers that draw randomness of their own show as well.
+    """
+    generator = torch.Generator().manual_seed(0)
+    p = next(model.parameters())
+    x = torch.rand(3, *shape, generator=generator).to(p.device, p.dtype)
+    masks = [torch.ones(3, *mask, device=p.device, dtype=p.dtype) for mask in model.mask_shapes]
+    model.train()
+    with torch.no_grad():
+        try:
+            together, alone = model(x, *masks)[:1], model(x[:1], *(mask[:1] for mask in masks))
+        except ValueError:  # batch normalisation refuses a single record
+            return True
+    return not torch.allclose(together, alone, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,97 @@
+"""The models of the DP-RVFL paper: sizes, sharing of frozen layers, initialisation; and what every model must keep."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from zoo import COMPOSER, SHAPES, cases, make
+
+from dpsweep.models.base import Model, example_losses, mixes_records, probabilities
+from dpsweep.runner import build
+
+DATASETS = {"mnist": ((1, 28, 28), 10), "cifar10": ((3, 32, 32), 10), "cardio": ((32,), 2), "heart": ((47,), 2)}
+
+
+def of(model, dataset, seed=42):
+    return build("model", COMPOSER.compose([("model", model)]).values["model"], *DATASETS[dataset], seed)
+
+
+def trained(model):
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [("rvfl", [9850, 12250, 233, 248]), ("frozen_matched", [9850, 12250, 233, 248]), ("elm_sgd", [2010, 2010, 201, 201]),
+     ("logistic_raw", [7850, 30730, 33, 48])],
+)  # fmt: skip
+def test_head_sizes_of_the_paper(model, sizes):
+    assert [trained(of(model, dataset)) for dataset in DATASETS] == sizes
+
+
+def test_sizes_and_bytes_of_the_papers_resource_table():
+    table = Path(__file__).parent.parent / "data" / "dp_rvfl_table6_resources.csv"
+    names = {"Dense": "dense", "CNN": "cnn", "RVFL": "rvfl", "ELM-SGD": "elm_sgd", "FrozenDenseMatched": "frozen_matched",
+             "LogisticProjected": "logistic_projected", "LogisticRaw": "logistic_raw"}  # fmt: skip
+    for row in csv.DictReader(table.open()):
+        model = of(names[row["model"]], "cifar10")
+        stored = 4 * sum(t.numel() for t in (*model.parameters(), *model.buffers()))
+        assert trained(model) == int(row["trainable"])
+        assert stored / 2**20 == pytest.approx(float(row["mib"]), abs=6e-4)
+
+
+def test_one_seed_shares_the_frozen_layers():
+    rvfl, elm, matched, projected = (of(m, "cifar10") for m in ("rvfl", "elm_sgd", "frozen_matched", "logistic_projected"))
+    for other in (elm, matched, projected):
+        assert torch.equal(rvfl.projection, other.projection)
+    assert torch.equal(rvfl.weight, elm.weight) and torch.equal(rvfl.bias, elm.bias)
+    assert not torch.equal(rvfl.projection, of("rvfl", "cifar10", seed=43).projection)
+
+
+def test_the_laws_of_the_frozen_layers():
+    model = of("rvfl", "cifar10")
+    assert float(model.projection.std()) == pytest.approx(1 / 32, rel=2e-3) and abs(float(model.projection.mean())) < 1e-4
+    assert -1 <= model.weight.min() < -0.999 and 0.999 < model.weight.max() <= 1
+    assert 0 <= model.bias.min() and model.bias.max() <= 1 and float(model.bias.mean()) == pytest.approx(0.5, abs=0.06)
+
+
+def test_rvfl_computes_equations_15_to_20():
+    model = of("rvfl", "cifar10")
+    x = torch.rand(5, 3, 32, 32)
+    reduced = x.flatten(1) @ model.projection
+    z = torch.cat([reduced, torch.tanh(reduced @ model.weight + model.bias)], dim=1)
+    torch.testing.assert_close(model(x), z @ model.head.weight.T + model.head.bias)
+
+
+@pytest.mark.parametrize(("name", "kind"), list(cases()))
+def test_every_model_is_fixed_by_its_seed_and_mixes_no_records(name, kind):
+    first, second, third = make(name, kind), make(name, kind), make(name, kind, seed=4)
+    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(first.state_dict().values(), third.state_dict().values(), strict=True))
+    assert not mixes_records(first, SHAPES[kind][0])
+
+
+class _Mixing(Model):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(13, 1)
+
+    def forward(self, x):
+        return self.head(self.layer(x))
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(13), nn.Dropout(0.5)])
+def test_a_model_that_mixes_records_is_caught(layer):
+    assert mixes_records(_Mixing(layer), (13,))
+    assert not mixes_records(_Mixing(nn.LayerNorm(13)), (13,))
+
+
+def test_losses_and_probabilities():
+    logits, labels = torch.tensor([[0.3], [-2.0]], dtype=torch.float64), torch.tensor([1, 0])
+    torch.testing.assert_close(example_losses(logits, labels), -torch.log(torch.sigmoid(torch.tensor([0.3, 2.0], dtype=torch.float64))))
+    torch.testing.assert_close(probabilities(logits), torch.sigmoid(logits.squeeze()))
+    many = torch.randn(4, 3, dtype=torch.float64)
+    torch.testing.assert_close(probabilities(many).sum(1), torch.ones(4, dtype=torch.float64))
+    torch.testing.assert_close(example_losses(many, torch.tensor([0, 1, 2, 0])), -torch.log(probabilities(many)[range(4), [0, 1, 2, 0]]))
