@@ -34,6 +34,7 @@ import bench_contestants as contestants
 import numpy as np
 
 from dpsweep import runner
+from dpsweep.build import build, schedule_of
 from dpsweep.config import Composer
 from dpsweep.errors import UsageError
 from dpsweep.tasks import available_cores
@@ -48,15 +49,16 @@ RATIOS = {
     "dpsweep seeded / plain": ("dpsweep seeded", "plain", False),
     "dpsweep secure / plain": ("dpsweep secure", "plain", False),
 }
-_HEADS = dict(zip(RATIOS, (15, 6, 0.5, 0.6), strict=True))
-BARS: dict[str, dict[str, float | None]] = {
-    **dict.fromkeys(FROZEN, _HEADS),
-    "logistic_raw": dict(zip(RATIOS, (5, 1.5, 1.7, None), strict=True)),
-    "dense": dict(zip(RATIOS, (25, 1.3, 1.6, 3.5), strict=True)),
-    "cnn": dict(zip(RATIOS, (3.5, 1.6, 1.5, 1.7), strict=True)),
-    "attention": dict(zip(RATIOS, (2, None, 2, None), strict=True)),
-    "35 rvfl tasks": {"hooks / dpsweep": 15},
+_BARS: dict[str, tuple[float | None, ...]] = {
+    **dict.fromkeys(FROZEN, (15, 6, 0.5, 0.6)),
+    "logistic_raw": (5, 1.5, 1.7, None),
+    "dense": (25, 1.3, 1.6, 3.5),
+    "cnn": (3.5, 1.6, 1.5, 1.7),
+    "attention": (2, None, 2, None),
+    "35 rvfl tasks": (15, None, None, None),
 }
+BARS = {row: dict(zip(RATIOS, bars, strict=True)) for row, bars in _BARS.items()}
+SHOWN = ("plain", "opacus hooks", "opacus ghost", *(f"dpsweep {name}" for name in ("uncached", "seeded", "secure", "none")))
 PLAIN = {
     "plain": {"fused": False, "channels_last": False},
     "plain fused": {"fused": True, "channels_last": False},
@@ -92,10 +94,10 @@ def has_uncached_engine() -> bool:
 
 
 def save_data(folder: Path, records: int, data_dir: Path | None) -> int:
-    """Write x.npy, float32 (n, 3, 32, 32), and y.npy, int64 (n,): CIFAR-10, or classes that can be learned, from a seed."""
+    """Write x.npy, float32 (n, 3, 32, 32), and y.npy, int64 (n,): CIFAR-10, or learnable classes from a seed."""
     if data_dir is not None:
         node = Composer().compose([("dataset", "cifar10")]).values["dataset"]
-        dataset = runner.build("dataset", node).load(data_dir, "dp_rvfl", 2026)
+        dataset = build("dataset", node).load(data_dir, "dp_rvfl", 2026)
         x, y = dataset.x_train[:records], dataset.y_train[:records]
     else:
         generator = np.random.default_rng(1)
@@ -110,13 +112,17 @@ def save_data(folder: Path, records: int, data_dir: Path | None) -> int:
     return len(y)
 
 
+# A server that has imported the libraries, and nothing else, forks the contestants: torch is imported once.
+CONTEXT: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+CONTEXT.set_forkserver_preload(["torch._dynamo", "opacus", "dpsweep.training.loop"])
+
+
 class Process:
     """A contestant's process and the line to it."""
 
     def __init__(self, spec: contestants.Spec) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._line, far = context.Pipe()
-        self._process = context.Process(target=contestants.serve, args=(spec, far), daemon=True)
+        self._line, far = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=contestants.serve, args=(spec, far), daemon=True)
         self._process.start()
         far.close()
         self.error: str | None = None
@@ -225,13 +231,12 @@ def missed(found: dict[str, dict[str, float | None]]) -> list[str]:
 
 def table(rows: dict[str, dict[str, Any]], found: dict[str, dict[str, float | None]], steps: int, clock: str) -> str:
     """The results as Markdown."""
-    names = [name for name in ("plain", "opacus hooks", "opacus ghost", "dpsweep uncached", "dpsweep seeded",
-                               "dpsweep secure", "dpsweep none") if any(name in row for row in rows.values())]  # fmt: skip
-    lines = [f"Milliseconds a step ({clock}): median (least..greatest) over turns", ""]
-    lines += _grid(["model", *names], [[model, *(_cell(row.get(name), clock) for name in names)] for model, row in rows.items()])
+    names = [name for name in SHOWN if any(name in row for row in rows.values())]
+    body = [[model, *(_cell(row.get(name), clock) for name in names)] for model, row in rows.items()]
+    lines = [f"Milliseconds a step ({clock}): median (least..greatest) over turns", "", *_grid(["model", *names], body)]
+    body = [[row, *(_ratio(row, ratio, values) for ratio in RATIOS)] for row, values in found.items()]
     lines += ["", f"Ratios of whole runs of {steps} steps, what is paid once included, and [the bar]", ""]
-    lines += _grid(["row", *RATIOS], [[row, *(_ratio(row, ratio, values) for ratio in RATIOS)] for row, values in found.items()])
-    lines += ["", "By contestant", ""]
+    lines += [*_grid(["row", *RATIOS], body), "", "By contestant", ""]
     body = []
     for model, row in rows.items():
         for name in names:
@@ -246,7 +251,7 @@ def table(rows: dict[str, dict[str, Any]], found: dict[str, dict[str, float | No
             body.append([model, figures.get("form", name), f"{figures['setup_seconds']:.2f}", f"{total:.1f}",
                          f"{figures['mean_batch']:.1f}", f"{figures['steps']} x {len(figures['turns'])}",
                          "not known" if grown is None else f"{grown:.0f}", f"{figures['accuracy']:.2f}"])  # fmt: skip
-    head = ["model", "contestant", "once, s", "whole run, s", "mean batch", "steps x turns", "memory growth, MB", "accuracy then"]
+    head = ["model", "contestant", "once, s", "run, s", "mean batch", "steps x turns", "memory growth, MB", "accuracy"]
     return "\n".join(lines + _grid(head, body))
 
 
@@ -277,7 +282,8 @@ def machine() -> dict[str, Any]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    cpu = next(names, platform.processor())
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {"cpu": cpu, "cores": available_cores(), "load_at_start": load, "versions": runner.versions()}
 
@@ -293,7 +299,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="timed steps a turn, in place of --seconds")
     parser.add_argument("--records", type=int, default=42500, help="training records (42500)")
     parser.add_argument("--batch", type=int, default=256, help="batch size B, rate 1/ceil(N/B) (256)")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="CIFAR-10 from this folder in place of synthetic data")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="CIFAR-10 from there, not synthetic data")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="which time the ratios compare (wall)")
     parser.add_argument("--quick", action="store_true", help="3 turns of 0.2 seconds")
@@ -318,20 +324,20 @@ def main(argv: list[str] | None = None) -> int:
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="dpsweep-bench-") as folder:
         records = save_data(Path(folder), options.records, options.data)
-        values = Composer().compose([("dataset", "cifar10"), ("dataset.reference_size", records), ("batch_size", options.batch)]).values
-        steps = runner.schedule_of(values).steps
+        protocol = [("dataset", "cifar10"), ("dataset.reference_size", records), ("batch_size", options.batch)]
+        schedule = schedule_of(Composer().compose(protocol).values)
         for model in options.models:
             print(f"bench: {model} ...", file=sys.stderr, flush=True)
             rows[model] = measure(model, options, Path(folder))
-    found = ratios(rows, steps, options.clock)
+    found = ratios(rows, schedule.steps, options.clock)
     short = missed(found)
     print(f"{about['cpu']}, {about['cores']} cores, {options.threads} thread(s), {options.device}, {records} records, "
-          f"expected batch {runner.schedule_of(values).normalizer}, torch {about['versions']['torch']}, "
+          f"expected batch {schedule.normalizer}, torch {about['versions']['torch']}, "
           f"Opacus {about['versions']['opacus']}, {time.perf_counter() - begun:.0f} s\n\n"
-          f"{table(rows, found, steps, options.clock)}")  # fmt: skip
+          f"{table(rows, found, schedule.steps, options.clock)}")  # fmt: skip
     if options.json is not None:
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-        content = {"machine": about, "settings": settings, "run_steps": steps, "rows": rows, "ratios": found,
+        content = {"machine": about, "settings": settings, "run_steps": schedule.steps, "rows": rows, "ratios": found,
                    "bars": {row: BARS[row] for row in found}, "missed": short}  # fmt: skip
         options.json.write_text(json.dumps(content, indent=1) + "\n")
     if options.check:

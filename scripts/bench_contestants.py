@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep import runner
+from dpsweep.build import build, plan_of, schedule_of
 from dpsweep.config import Composer
 from dpsweep.models.base import Model, example_losses, probabilities
 from dpsweep.privacy.noise import Randomness
@@ -79,7 +80,7 @@ def configuration(spec: Spec, records: int) -> tuple[Task, Settings]:
 
 def build_model(values: dict[str, Any], x: Tensor, seed: int) -> Model:
     """The model of a configuration, from the seed: the same weights for every contestant."""
-    return runner.build("model", values["model"], x.shape[1:], values["dataset"]["classes"], seed)
+    return build("model", values["model"], x.shape[1:], values["dataset"]["classes"], seed)
 
 
 class CountingData(LoopData):
@@ -97,14 +98,15 @@ class CountingData(LoopData):
 def prepare(task: Task, settings: Settings, x: Tensor, y: Tensor) -> Contestant:
     """dpsweep by the product's own path: what ``runner`` does before training, and a step of ``loop.train``."""
     values = task.values
-    mechanism, schedule, _, plan = runner.plan_of(values)
+    mechanism, schedule, _, plan = plan_of(values)
     plan = replace(plan, steps=10**9)  # the benchmark takes as many as it needs
     model = build_model(values, x, task.config["seed"]).to(x.device)
     seeded = values["noise"]["source"] == "seeded" or not values["mechanism"].get("private", True)
     randomness = Randomness.seeded(task.config["seed"]) if seeded else Randomness.secure()
     begun = time.perf_counter()
     engine = runner.make_engine(settings, model)
-    data = CountingData(x, y, model, engine, plan, schedule.normalizer, randomness, values["noise"]["hardening"])
+    hardening: Any = values["noise"]["hardening"] or "none"
+    data = CountingData(x, y, model, engine, plan, schedule.normalizer, randomness, hardening)
     model.train()
     state = mechanism.start(plan, model, runner.optimizer_of(values))
 
@@ -127,7 +129,7 @@ def dropout_masks(model: Model, n: int, device: torch.device) -> tuple[Tensor, .
 
 def plain(values: dict[str, Any], x: Tensor, y: Tensor, model: Model, fused: bool, channels_last: bool) -> Contestant:
     """Ordinary training: shuffled batches of the size that Poisson sampling expects, one autograd pass, Adam."""
-    size = runner.schedule_of(values).normalizer
+    size = schedule_of(values).normalizer
     optimizer = torch.optim.Adam(model.parameters(), **adam_options(values), fused=fused)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     model.to(memory_format=layout)  # type: ignore[call-overload]
@@ -167,7 +169,8 @@ class OpacusTraining:
         noise_multiplier: sigma; the deviation is sigma times the clipping norm.
     """
 
-    def __init__(self, values: dict[str, Any], x: Tensor, y: Tensor, model: Model, mode: str, noise_multiplier: float) -> None:
+    def __init__(self, values: dict[str, Any], x: Tensor, y: Tensor, model: Model, mode: str,
+                 noise_multiplier: float) -> None:  # fmt: skip
         from opacus import PrivacyEngine
         from opacus.data_loader import DPDataLoader
         from torch.utils.data import DataLoader, TensorDataset
@@ -222,7 +225,7 @@ def start(spec: Spec, x: Tensor, y: Tensor) -> Contestant:
     model = build_model(task.values, x, task.config["seed"]).to(spec.device).train()
     if spec.contestant == "plain":
         return plain(task.values, x.to(spec.device), y.to(spec.device), model, **spec.options)
-    sigma = runner.plan_of(task.values)[3].noise_multiplier
+    sigma = plan_of(task.values)[3].noise_multiplier
     assert sigma is not None
     return Contestant(OpacusTraining(task.values, x, y, model, spec.options["mode"], sigma).step, model)
 
@@ -256,15 +259,14 @@ def serve(spec: Spec, line: Connection) -> None:
         torch.set_num_threads(spec.threads)
         torch.set_flush_denormal(True)
         torch.manual_seed(0)
-        if spec.contestant == "opacus":
-            import opacus  # noqa: F401  (its import isn't growth)
+        load_libraries()
         x, y = (torch.from_numpy(np.load(spec.folder / name, mmap_mode="c")) for name in ("x.npy", "y.npy"))
         x.sum(), y.sum()
         loaded = memory("VmRSS")
         contestant = start(spec, x, y)
         line.send({"setup_seconds": contestant.setup_seconds})
         while (turn := line.recv()) is not None:
-            line.send(take(contestant, *turn, spec.device))
+            line.send(take(contestant, spec.device, *turn))
         peak = memory("VmHWM")
         grown = None if peak is None or loaded is None else peak - loaded
         if spec.device == "cuda":
@@ -274,7 +276,16 @@ def serve(spec: Spec, line: Connection) -> None:
         line.send({"error": f"{type(error).__name__}: {error}"})
 
 
-def take(contestant: Contestant, warm_up: int, steps: int, device: str) -> dict[str, float]:
+def load_libraries() -> None:
+    """What torch and Opacus import on first use is neither setup nor growth: one update of a single number."""
+    import opacus  # noqa: F401
+
+    number = torch.zeros(1, requires_grad=True)
+    number.sum().backward()
+    torch.optim.Adam([number]).step()
+
+
+def take(contestant: Contestant, device: str, warm_up: int, steps: int) -> dict[str, float]:
     """One turn."""
     for _ in range(warm_up):
         contestant.step()
