@@ -114,7 +114,7 @@ def save_data(folder: Path, records: int, data_dir: Path | None) -> int:
 
 # A server that has imported the libraries, and nothing else, forks the contestants: torch is imported once.
 CONTEXT: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-CONTEXT.set_forkserver_preload(["torch._dynamo", "opacus", "dpsweep.training.loop"])
+CONTEXT.set_forkserver_preload(["torch._dynamo", "opacus", "hydra", "dpsweep.training.loop"])
 
 
 class Process:
@@ -339,6 +339,7 @@ def main(argv: list[str] | None = None) -> int:
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
         content = {"machine": about, "settings": settings, "run_steps": schedule.steps, "rows": rows, "ratios": found,
                    "bars": {row: BARS[row] for row in found}, "missed": short}  # fmt: skip
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(content, indent=1) + "\n")
     if options.check:
         print("\n" + ("\n".join(f"below the bar: {line}" for line in short) or "every ratio meets its bar"))
