@@ -35,7 +35,6 @@ import numpy as np
 
 from dpsweep import runner
 from dpsweep.build import build, schedule_of
-from dpsweep.config import Composer
 from dpsweep.errors import UsageError
 from dpsweep.tasks import available_cores
 
@@ -87,7 +86,7 @@ def specs(model: str, options: argparse.Namespace, folder: Path) -> dict[str, co
 def has_uncached_engine() -> bool:
     """Whether this version can be told not to keep features."""
     try:
-        Composer().compose([("engine", "uncached")])
+        contestants.COMPOSER.compose([("engine", "uncached")])
     except UsageError:
         return False
     return True
@@ -96,7 +95,7 @@ def has_uncached_engine() -> bool:
 def save_data(folder: Path, records: int, data_dir: Path | None) -> int:
     """Write x.npy, float32 (n, 3, 32, 32), and y.npy, int64 (n,): CIFAR-10, or learnable classes from a seed."""
     if data_dir is not None:
-        node = Composer().compose([("dataset", "cifar10")]).values["dataset"]
+        node = contestants.COMPOSER.compose([("dataset", "cifar10")]).values["dataset"]
         dataset = build("dataset", node).load(data_dir, "dp_rvfl", 2026)
         x, y = dataset.x_train[:records], dataset.y_train[:records]
     else:
@@ -291,7 +290,7 @@ def machine() -> dict[str, Any]:
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [model for model in MODELS if model in Composer().options("model")]
+    known = [model for model in MODELS if model in contestants.COMPOSER.options("model")]
     parser.add_argument("--models", nargs="+", choices=known, default=known, metavar="MODEL", help=", ".join(known))
     parser.add_argument("--threads", type=int, default=1, help="of each contestant (1)")
     parser.add_argument("--rounds", type=int, help="turns of each contestant (7)")
@@ -325,7 +324,7 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="dpsweep-bench-") as folder:
         records = save_data(Path(folder), options.records, options.data)
         protocol = [("dataset", "cifar10"), ("dataset.reference_size", records), ("batch_size", options.batch)]
-        schedule = schedule_of(Composer().compose(protocol).values)
+        schedule = schedule_of(contestants.COMPOSER.compose(protocol).values)
         for model in options.models:
             print(f"bench: {model} ...", file=sys.stderr, flush=True)
             rows[model] = measure(model, options, Path(folder))

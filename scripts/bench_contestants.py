@@ -27,6 +27,8 @@ from dpsweep.privacy.noise import Randomness
 from dpsweep.tasks import Settings, Task
 from dpsweep.training.loop import LoopData
 
+COMPOSER = Composer()
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -74,7 +76,7 @@ def configuration(spec: Spec, records: int) -> tuple[Task, Settings]:
     }  # fmt: skip
     if spec.contestant == "dpsweep":
         items |= spec.options
-    config = Composer().compose(list(items.items()))
+    config = COMPOSER.compose(list(items.items()))
     return Task.from_config(config), Settings.from_config(config)
 
 
