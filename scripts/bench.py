@@ -300,16 +300,16 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=256, help="batch size B, rate 1/ceil(N/B) (256)")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="CIFAR-10 from there, not synthetic data")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="which time the ratios compare (wall)")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="what ratios compare (wall); cpu counts waiting threads")
     parser.add_argument("--quick", action="store_true", help="3 turns of 0.2 seconds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a ratio misses its bar")
     options = parser.parse_args(argv)
+    for name in ("threads", "rounds", "seconds", "steps", "records", "batch"):
+        if (value := getattr(options, name)) is not None and value <= 0:
+            parser.error(f"--{name} {value}: a number above 0 is needed")
     options.rounds = options.rounds or (3 if options.quick else 7)
     options.seconds = options.seconds or (0.2 if options.quick else 1.0)
-    for name in ("threads", "rounds", "seconds", "records", "batch"):
-        if getattr(options, name) <= 0:
-            parser.error(f"--{name} {getattr(options, name)}: a number above 0 is needed")
     return options
 
 
