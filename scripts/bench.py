@@ -6,8 +6,8 @@
 
 Every contestant runs whole steps (sampling, gathering, clipping, noise, optimizer) in a fresh process of its own, so
 that memory is its own and no library slows another; only one computes at a time. They take turns, A B C A B C ...: each
-turn is a warm-up step and k timed ones, and the figures are medians over turns, with the least and the greatest. The
-inputs are one file, mapped by all. `dpsweep` is the product's own path: its configuration, its engine, its loop's step.
+turn is a warm-up step and k timed ones, and the figures are medians over turns, with the least and the greatest, of
+wall time or (--clock cpu) of CPU time, which counts the waiting of threads too. The inputs are one file, mapped by all. `dpsweep` is the product's own path: its configuration, its engine, its loop's step.
 
 Ratios compare whole runs of T steps (10 epochs): what a contestant pays once (dpsweep's features of frozen layers)
 plus T times its median step. Plain training is the fastest of its forms (fused Adam or not, channels_last or not).
@@ -300,7 +300,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=256, help="batch size B, rate 1/ceil(N/B) (256)")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="CIFAR-10 from there, not synthetic data")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="what ratios compare (wall); cpu counts waiting threads")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="ratios are of (wall)")
     parser.add_argument("--quick", action="store_true", help="3 turns of 0.2 seconds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a ratio misses its bar")
