@@ -51,7 +51,12 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, function: Any, help: str, epilog: str = "", multirun: bool = False) -> None:
         sub = commands.add_parser(
-            name, help=help, description=help, epilog=epilog, add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=help,
+            description=help,
+            epilog=epilog,
+            add_help=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         sub.add_argument("-h", "--help", action=_Help)
         sub.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="groups and keys, such as dataset=heart epsilon=2")
@@ -182,11 +187,24 @@ def _report(options: argparse.Namespace) -> int:
         tasks = [{"id": task.id, **task.labels} for task in plan.tasks]
     else:
         title, about, spec = "all", f"every record in {records.folder}", {}
-        labels = ("id", "dataset", "model", "mechanism", "optimizer", "accountant", "target_epsilon", "seed", "run", "config")
+        labels = (
+            "id",
+            "dataset",
+            "model",
+            "mechanism",
+            "optimizer",
+            "accountant",
+            "target_epsilon",
+            "seed",
+            "run",
+            "config",
+        )
         tasks = [{key: record[key] for key in labels} for record in scan.records]
     if not {record["id"] for record in scan.records} & {task["id"] for task in tasks}:
         run = f"dpsweep run suite={title}" if plan.suite else "dpsweep run ..."
-        raise UsageError(f"{records.folder} holds no record of {title}: run it first ({run}), or name its folder: output_dir=PATH")
+        raise UsageError(
+            f"{records.folder} holds no record of {title}: run it first ({run}), or name its folder: output_dir=PATH"
+        )
     out_dir = plan.settings.output_dir / "reports" / title
     report = build(title, about, tasks, scan.records, scan.damaged, spec, out_dir)
     print(report.text)
@@ -194,26 +212,27 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from dpsweep.runner import plan_of
+    from dpsweep.build import plan_of
 
     plan, _ = _tasks(options)
     for task in plan.tasks:
-        _, schedule, account, calibrated = plan_of(task.values)
-        if calibrated.noise_multiplier is None:
-            print(f"{task.config['dataset']['name']}: {task.config['mechanism']['name']} adds no noise, so there is nothing to calibrate")
+        dataset, mechanism, target = task.labels["dataset"], task.labels["mechanism"], task.labels["target_epsilon"]
+        _, schedule, account, found = plan_of(task.values)
+        if found.noise_multiplier is None:
+            print(f"{dataset}: {mechanism} adds no noise, so there is nothing to calibrate")
             continue
         print(
-            f"{task.config['dataset']['name']}: sigma {calibrated.noise_multiplier:.6f} gives epsilon {calibrated.epsilon(account):.6f} "
-            f"of {task.config['epsilon']:g} at delta {account.delta:g} ({account.accountant.upper()}; q = {schedule.sample_rate}, "
+            f"{dataset}: sigma {found.noise_multiplier:.6f} gives epsilon {found.epsilon(account):.6f} of {target:g} "
+            f"at delta {account.delta:g} ({account.accountant.upper()}; q = {schedule.sample_rate}, "
             f"T = {schedule.steps}, N0 = {schedule.reference_size}, m0 = {schedule.normalizer})"
         )
     return 0
 
 
 def _data(options: argparse.Namespace) -> int:
+    from dpsweep.build import build
     from dpsweep.config import Composer, parse
     from dpsweep.datasets.verify import verify_report
-    from dpsweep.runner import build
     from dpsweep.tasks import Settings
 
     composer = Composer([Path(folder) for folder in options.config_dir])

@@ -28,6 +28,7 @@ PERFORMANCE = {
     "executor", "suite",
 }  # fmt: skip
 
+
 class ImpossiblePair(UsageError):
     """Options that are fine by themselves and can't go together: an error alone, left out of a grid."""
 
@@ -279,7 +280,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "optimizer.lr": _POSITIVE,
     "mechanism.max_grad_norm": _POSITIVE,
     "dataset.reference_size": (_is_int(1), "an integer of at least 1"),
-    **{key: _COUNT for key in ("batch_size", "epochs", "steps", "threads", "workers", "physical_batch")},
+    **dict.fromkeys(("batch_size", "epochs", "steps", "threads", "workers", "physical_batch"), _COUNT),
 }  # fmt: skip
 
 

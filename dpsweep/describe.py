@@ -18,16 +18,28 @@ def describe(record: dict[str, Any]) -> str:
         line("error", f"{error['type']}: {error['message']}")
         return "\n".join(lines)
     official = {True: "the official files", False: "not the official files", None: ""}[r["data_official"]]
-    sizes = f"{r['train_size']:,} training and {r['test_size']:,} test records" if r["train_size"] else "training records not counted"
+    sizes = (
+        f"{r['train_size']:,} training and {r['test_size']:,} test records" if r["train_size"] else "training records not counted"
+    )
     line("data", ", ".join(filter(None, [str(r["dataset"]), sizes, official, "" if r["public"] else "not public"])))
-    line("model", f"{r['model']}, {r['trainable_parameters']:,} trained of {r['stored_parameters']:,} stored parameters, seed {r['seed']}")
+    line(
+        "model",
+        f"{r['model']}, {r['trainable_parameters']:,} trained of {r['stored_parameters']:,} stored parameters, seed {r['seed']}",
+    )
     if r["noise_multiplier"] is not None:
-        line("training", f"{r['mechanism']} with {r['optimizer']}: q = {r['sample_rate']}, T = {r['steps']}, m0 = {r['normalizer']}, "
-                         f"N0 = {r['reference_size']:,}, C = {r['max_grad_norm']}, sigma = {r['noise_multiplier']:.6f}")  # fmt: skip
+        line("training", f"{r['mechanism']} with {r['optimizer']}: q = {r['sample_rate']}, T = {r['steps']}, "
+                         f"m0 = {r['normalizer']}, N0 = {r['reference_size']:,}, C = {r['max_grad_norm']}, "
+                         f"sigma = {r['noise_multiplier']:.6f}")  # fmt: skip
     else:
-        line("training", f"{r['mechanism']} with {r['optimizer']}: T = {r['steps']} steps, batch size {r['batch_size'] or r['normalizer']}")
+        line(
+            "training",
+            f"{r['mechanism']} with {r['optimizer']}: T = {r['steps']} steps, batch size {r['batch_size'] or r['normalizer']}",
+        )
     if r["epsilon"] is not None:
-        line("epsilon", f"{r['epsilon']:.6f} achieved of {r['target_epsilon']:g} at delta {r['delta']:g}, proved for the released model")
+        line(
+            "epsilon",
+            f"{r['epsilon']:.6f} achieved of {r['target_epsilon']:g} at delta {r['delta']:g}, proved for the released model",
+        )
     elif r["target_epsilon"] is not None:
         would = f" (with secure noise it would be {r['epsilon_if_secure']:.6f})" if r["epsilon_if_secure"] is not None else ""
         line("epsilon", f"none is proved: {r['guarantee_reason']}{would}")
@@ -35,11 +47,16 @@ def describe(record: dict[str, Any]) -> str:
     if r["diverged"]:
         line("test", "the parameters diverged to non-finite values; there are no metrics")
     else:
-        metrics = (f"{name} {r['test_' + name]:.4f}" for name in ("accuracy", "f1", "auroc", "auprc") if r["test_" + name] is not None)
+        metrics = (
+            f"{name} {r['test_' + name]:.4f}" for name in ("accuracy", "f1", "auroc", "auprc") if r["test_" + name] is not None
+        )
         line("test", ", ".join(metrics))
     seconds = "training not told" if r["seconds_train"] is None else f"{r['seconds_train']:.2f} s training"
     line("time", f"{seconds}, {r['seconds_setup']:.2f} s before it, {r['seconds_total']:.2f} s in all; "
                  f"{r['threads']} threads on {r['device']}" + ("" if r["alone"] else ", beside other tasks"))  # fmt: skip
     if not r["public"]:
-        line("withheld", f"{', '.join(r['unprotected'])}: read from records without noise, and the dataset is not marked public")
+        line(
+            "withheld",
+            f"{', '.join(r['unprotected'])}: read from records without noise, and the dataset is not marked public",
+        )
     return "\n".join(lines)

@@ -63,7 +63,9 @@ class Pool:
         """Run the tasks, each on the first worker that is free."""
         count = min(len(tasks), self._settings.workers or min(available_cores(), self._settings.threads))
         settings = replace(self._settings, threads=max(1, self._settings.threads // count))
-        context = multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
+        context = multiprocessing.get_context(
+            "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        )
         if context.get_start_method() == "forkserver":
             context.set_forkserver_preload(["dpsweep.training.loop", "dpsweep.runner"])
         queue = deque(tasks)

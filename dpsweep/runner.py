@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import inspect
 import json
 import os
 import platform
@@ -12,85 +10,20 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
-from datetime import datetime, timezone
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dpsweep.config import fraction
+from dpsweep.build import build, plan_of
 from dpsweep.errors import UsageError
-from dpsweep.mechanisms.base import Account, Guarantee, Mechanism, Plan, Schedule
-from dpsweep.privacy.sampling import protocol_numbers
+from dpsweep.mechanisms.base import Guarantee
 from dpsweep.records import Records
 from dpsweep.tasks import Settings, Task
 
-# Keys of a group's node that are not arguments of its class.
-_NOT_ARGUMENTS = {
-    "dataset": {"name", "about", "kind", "classes", "shape", "reference_size", "public", "schedule"},
-    "model": {"name", "about", "inputs"},
-    "mechanism": {"name", "about", "private", "without_budget"},
-    "optimizer": {"name", "about"},
-}
 # Fields that are read from the training records without noise: withheld where the records aren't public.
 UNPROTECTED = ("data_fingerprint", "train_size", "seconds_train")
-
-
-def target_class(group: str, node: dict[str, Any]) -> Any:
-    """The class that a group's `_target_` names.
-
-    Raises:
-        UsageError: it can't be imported.
-    """
-    path = node.get("_target_")
-    module, _, name = str(path).rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"{group}={node.get('name')}: its class {path} can't be imported ({error}). Its module must lie in the folder "
-            "given with --config-dir, in PYTHONPATH or in an installed package"
-        ) from None
-
-
-def build(group: str, node: dict[str, Any], *positional: Any) -> Any:
-    """Construct what a group's node describes.
-
-    Raises:
-        UsageError: its class can't be imported, or refuses the arguments.
-    """
-    cls = target_class(group, node)
-    arguments = {k: v for k, v in node.items() if k != "_target_" and k not in _NOT_ARGUMENTS[group]}
-    try:
-        inspect.signature(cls).bind(*positional, **arguments)
-    except TypeError as error:
-        raise UsageError(f"{group}={node['name']}: {node['_target_']} doesn't take the keys of its YAML: {error}") from None
-    try:
-        return cls(*positional, **arguments)
-    except ValueError as error:
-        raise UsageError(f"{group}={node['name']}: {error}") from error
-
-
-def schedule_of(values: dict[str, Any]) -> Schedule:
-    """The public numbers of a run (DP-RVFL paper, table 2): from batch size and epochs, or from a given rate and T."""
-    size = values["dataset"]["reference_size"]
-    if values["sample_rate"] is not None:
-        rate = fraction(values["sample_rate"])
-        normalizer = max(1, int(rate * size))
-        return Schedule(size, rate, values["steps"], normalizer, normalizer)
-    rate, steps, normalizer = protocol_numbers(size, values["batch_size"], values["epochs"])
-    return Schedule(size, rate, steps, normalizer, values["batch_size"])
-
-
-def plan_of(values: dict[str, Any]) -> tuple[Mechanism, Schedule, Account, Plan]:
-    """The mechanism of a configuration and its calibrated plan: no data is read, and torch isn't needed.
-
-    Raises:
-        UsageError: no noise meets the budget, or the mechanism refuses its arguments.
-    """
-    mechanism = build("mechanism", values["mechanism"])
-    schedule = schedule_of(values)
-    account = Account(values["accountant"]["name"], values["delta"])
-    return mechanism, schedule, account, mechanism.calibrate(schedule, values["epsilon"], account)
 
 
 def attempt(task: Task, settings: Settings, alone: bool) -> tuple[str, dict[str, Any] | None]:
@@ -169,13 +102,13 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     model = build("model", values["model"], dataset.x_train.shape[1:], dataset.classes, task.config["seed"]).to(device)
     if plan.noise_multiplier is not None and mixes_records(model, dataset.x_train.shape[1:]):
         raise UsageError(
-            f"model={values['model']['name']} can't be trained privately: a record's output changes with the other records of "
-            "its batch (batch normalisation?) or from call to call (nn.Dropout? use mask_shapes). Use group or layer normalisation"
+            f"model={values['model']['name']} can't be trained privately: a record's output changes with the others of "
+            "its batch (batch normalisation?) or from call to call (nn.Dropout? use mask_shapes). Use group normalisation"
         )
     engine = make_engine(settings, model)
     source = task.config.get("noise", {}).get("source")
     randomness = Randomness.secure() if source == "secure" else Randomness.seeded(task.config["seed"])
-    data = LoopData(x, y, model, engine, plan, schedule.normalizer, randomness, values["noise"]["hardening"])
+    data = LoopData(x, y, model, engine, plan, schedule.normalizer, randomness, values["noise"]["hardening"] or "none")
     setup = time.perf_counter()
     trained = train(mechanism, plan, model, data, optimizer_of(values))
     if device.type == "cuda":
@@ -203,16 +136,10 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
 def guarantee_fields(guarantee: Guarantee, seeded: bool) -> dict[str, Any]:
     """The guarantee as record fields; seeded noise proves nothing, whatever the account says."""
     if seeded and guarantee.epsilon is not None:
-        proved, reason = None, "noise was seeded"
         text = f"No guarantee, since the noise was seeded; with secure noise it would be: {guarantee.text}"
-        hypothetical = guarantee.epsilon
-    else:
-        proved, reason, text, hypothetical = guarantee.epsilon, guarantee.reason, guarantee.text, guarantee.epsilon_if_secure
-    return {
-        "adjacency": guarantee.adjacency, "protects": guarantee.protects, "epsilon_claimed": guarantee.epsilon_claimed,
-        "epsilon": proved, "epsilon_if_secure": hypothetical, "epsilon_realised": guarantee.epsilon_realised,
-        "guarantee_reason": reason, "guarantee_text": text,
-    }  # fmt: skip
+        guarantee = replace(guarantee, epsilon=None, epsilon_if_secure=guarantee.epsilon, reason="noise was seeded", text=text)
+    fields = asdict(guarantee)
+    return fields | {"guarantee_reason": fields.pop("reason"), "guarantee_text": fields.pop("text")}
 
 
 def pick_device(name: str) -> Any:
@@ -309,4 +236,4 @@ def _error(error: Exception, public: bool) -> dict[str, str]:
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpsweep.errors import UsageError
 from dpsweep.executors import Outcome
 from dpsweep.records import Records
 from dpsweep.tasks import Settings, Task
@@ -117,7 +116,7 @@ def preflight(tasks: list[Task], settings: Settings) -> None:
     Raises:
         UsageError: one of them isn't so.
     """
-    from dpsweep.runner import build, plan_of
+    from dpsweep.build import build, plan_of
 
     seen: set[str] = set()
     for task in tasks:
@@ -196,7 +195,14 @@ class _Progress:
     def __enter__(self) -> _Progress:
         if not self._quiet and self._total > 1 and sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
 
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -226,7 +232,9 @@ class _Progress:
         record = outcome.record or {}
         if outcome.status == "done":
             accuracy = record.get("test_accuracy")
-            text += "  diverged" if record.get("diverged") else f"  accuracy {100 * accuracy:.2f}%" if accuracy is not None else ""
+            text += (
+                "  diverged" if record.get("diverged") else f"  accuracy {100 * accuracy:.2f}%" if accuracy is not None else ""
+            )
             text += f"  {record.get('seconds_total') or 0:.1f} s"
         else:
             error = record.get("error") or {"type": outcome.reason, "message": ""}

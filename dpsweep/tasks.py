@@ -54,7 +54,11 @@ class Task:
     def labels(self) -> dict[str, Any]:
         """What tables and records call the task."""
         named = {group: self.config.get(group, {}).get("name") for group in _DESCRIPTIVE}
-        rest = {"target_epsilon": self.config.get("epsilon"), "seed": self.config["seed"], "run": self.config.get("run")}
+        rest = {
+            "target_epsilon": self.config.get("epsilon"),
+            "seed": self.config["seed"],
+            "run": self.config.get("run"),
+        }
         return named | rest | {"config": self.config}
 
 
@@ -182,7 +186,9 @@ def _suite_plan(points: list[list[Item]], composer: Composer) -> Plan:
 def _matches(task: Task, group: str, values: set[Any]) -> bool:
     if group in ("epsilon", "seed"):
         own = task.config.get(group)
-        return any(own is None if str(v).lower() == "none" or v is None else own is not None and own == _as_float(v) for v in values)
+        return any(
+            own is None if str(v).lower() == "none" or v is None else own is not None and own == _as_float(v) for v in values
+        )
     return group in task.config and task.config[group]["name"] in values
 
 

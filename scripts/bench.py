@@ -7,7 +7,8 @@
 Every contestant runs whole steps (sampling, gathering, clipping, noise, optimizer) in a fresh process of its own, so
 that memory is its own and no library slows another; only one computes at a time. They take turns, A B C A B C ...: each
 turn is a warm-up step and k timed ones, and the figures are medians over turns, with the least and the greatest, of
-wall time or (--clock cpu) of CPU time, which counts the waiting of threads too. The inputs are one file, mapped by all. `dpsweep` is the product's own path: its configuration, its engine, its loop's step.
+wall time or (--clock cpu) of CPU time, which counts the waiting of threads too. The inputs are one file, mapped by all.
+`dpsweep` is the product's own path: its configuration, its engine, its loop's step.
 
 Ratios compare whole runs of T steps (10 epochs): what a contestant pays once (dpsweep's features of frozen layers)
 plus T times its median step. Plain training is the fastest of its forms (fused Adam or not, channels_last or not).
@@ -57,7 +58,9 @@ _BARS: dict[str, tuple[float | None, ...]] = {
     "35 rvfl tasks": (15, None, None, None),
 }
 BARS = {row: dict(zip(RATIOS, bars, strict=True)) for row, bars in _BARS.items()}
-SHOWN = ("plain", "opacus hooks", "opacus ghost", *(f"dpsweep {name}" for name in ("uncached", "seeded", "secure", "none")))
+SHOWN = (
+    "plain", "opacus hooks", "opacus ghost", "dpsweep uncached", "dpsweep seeded", "dpsweep secure", "dpsweep none",
+)  # fmt: skip
 PLAIN = {
     "plain": {"fused": False, "channels_last": False},
     "plain fused": {"fused": True, "channels_last": False},

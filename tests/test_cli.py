@@ -152,7 +152,9 @@ def test_ctrl_c_leaves_a_consistent_folder(home):
 def test_a_failing_task_is_a_record_and_the_others_go_on(home):
     (home / "mine" / "model").mkdir()
     (home / "mine" / "model" / "broken.yaml").write_text("name: broken\nabout: fails\n_target_: broken.Broken\n")
-    (home / "mine" / "broken.py").write_text("class Broken:\n    def __init__(self, *args):\n        raise RuntimeError('no such luck')\n")
+    (home / "mine" / "broken.py").write_text(
+        "class Broken:\n    def __init__(self, *args):\n        raise RuntimeError('no such luck')\n"
+    )
     arguments = ("-m", "dataset=breast_cancer", "epochs=1", "model=broken,rvfl", "--config-dir", "mine")
     code, out, err = dpsweep(home, "run", *arguments)
     assert code == 1 and "no such luck" in err and "1 of 2 tasks done, 1 failed" in out
@@ -168,8 +170,12 @@ def test_a_failing_task_is_a_record_and_the_others_go_on(home):
 def test_a_worker_that_dies_takes_one_task_with_it(home):
     (home / "mine" / "model").mkdir()
     (home / "mine" / "model" / "deadly.yaml").write_text("name: deadly\nabout: dies\n_target_: deadly.Deadly\n")
-    (home / "mine" / "deadly.py").write_text("import os\nclass Deadly:\n    def __init__(self, *args):\n        os.kill(os.getpid(), 9)\n")
-    code, out, err = dpsweep(home, "run", "-m", "dataset=breast_cancer", "epochs=1", "model=deadly,rvfl", "seed=1,2", "--config-dir", "mine")
+    (home / "mine" / "deadly.py").write_text(
+        "import os\nclass Deadly:\n    def __init__(self, *args):\n        os.kill(os.getpid(), 9)\n"
+    )
+    code, out, err = dpsweep(
+        home, "run", "-m", "dataset=breast_cancer", "epochs=1", "model=deadly,rvfl", "seed=1,2", "--config-dir", "mine"
+    )
     assert code == 1 and "2 of 4 tasks done, 2 failed" in out, err
     assert {r["error"]["type"] for r in records(home).values() if r["status"] == "failed"} == {"WorkerLost"}
 
@@ -205,7 +211,12 @@ def test_calibrate_prints_the_papers_sigma(home):
     code, out, _ = dpsweep(home, "calibrate", "dataset=mnist", "epsilon=2")
     assert code == 0 and "sigma 0.879440" in out
     code, out, _ = dpsweep(home, "calibrate", "-m", "dataset=mnist,heart", "epsilon=0.1,8")
-    assert code == 0 and [line.split()[2] for line in out.splitlines()] == ["7.675781", "0.560102", "93.203125", "1.957626"]
+    assert code == 0 and [line.split()[2] for line in out.splitlines()] == [
+        "7.675781",
+        "0.560102",
+        "93.203125",
+        "1.957626",
+    ]
 
 
 def test_quick_answers(home):
@@ -222,7 +233,15 @@ def test_quick_answers(home):
 def test_help_lists_every_group_and_key(home):
     code, out, _ = dpsweep(home, "run", "--help")
     assert code == 0
-    for part in ("rvfl", "heart", "gaussian", "quickstart", "noise.source=secure", "epsilon: any number", "model.hidden=200"):
+    for part in (
+        "rvfl",
+        "heart",
+        "gaussian",
+        "quickstart",
+        "noise.source=secure",
+        "epsilon: any number",
+        "model.hidden=200",
+    ):
         assert part in out
 
 

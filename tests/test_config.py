@@ -99,7 +99,14 @@ def test_the_fast_path_composes_what_hydra_composes():
     from hydra import initialize_config_dir
     from omegaconf import OmegaConf
 
-    choices = {"dataset": "breast_cancer", "model": "cnn", "optimizer": "sgd", "accountant": "pld", "epsilon": "4", "seed": "44"}
+    choices = {
+        "dataset": "breast_cancer",
+        "model": "cnn",
+        "optimizer": "sgd",
+        "accountant": "pld",
+        "epsilon": "4",
+        "seed": "44",
+    }
     ours = compose(*(f"{g}={n}" for g, n in choices.items()), "optimizer.lr=0.5")
     with initialize_config_dir(str(config_home()), version_base="1.3"):
         overrides = [*(f"{g}='{n}'" for g, n in choices.items()), "optimizer.lr=0.5"]

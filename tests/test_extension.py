@@ -29,7 +29,16 @@ def run_example(home, *command):
     def dpsweep(*arguments):
         return subprocess.run([*command, *arguments], cwd=home, capture_output=True, text=True, env=environment)
 
-    done = dpsweep("run", "-m", "dataset=breast_cancer", "epochs=1", "mechanism=gaussian,normalized", "epsilon=1,4", "--config-dir", "mine")
+    done = dpsweep(
+        "run",
+        "-m",
+        "dataset=breast_cancer",
+        "epochs=1",
+        "mechanism=gaussian,normalized",
+        "epsilon=1,4",
+        "--config-dir",
+        "mine",
+    )
     assert done.returncode == 0 and "4 of 4 tasks done" in done.stdout, done.stderr
     records = [json.loads(f.read_text()) for f in (home / "outputs" / "records").glob("*.json")]
     own = [r for r in records if r["mechanism"] == "normalized"]
@@ -71,17 +80,25 @@ def test_every_command_of_the_readme_is_understood():
 @pytest.mark.slow
 def test_the_wheel_carries_everything(tmp_path):
     """Install the wheel where the checkout can't be seen; dependencies are lent by the environment of the tests."""
-    built = subprocess.run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path / "dist", ROOT], capture_output=True, text=True)
+    built = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path / "dist", ROOT],
+        capture_output=True,
+        text=True,
+    )
     assert built.returncode == 0, built.stderr
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     venv.create(tmp_path / "env", with_pip=False)
     python = tmp_path / "env" / "bin" / "python"
     (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
-    installed = subprocess.run([sys.executable, "-m", "pip", "install", "--no-deps", "--target", site, wheel], capture_output=True, text=True)
+    installed = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--no-deps", "--target", site, wheel], capture_output=True, text=True
+    )
     assert installed.returncode == 0, installed.stderr
     here = next(p for p in sys.path if p.endswith("site-packages"))
     (site / "lent.pth").write_text(here + "\n")
-    where = subprocess.run([python, "-c", "import dpsweep; print(dpsweep.__file__)"], cwd=tmp_path, capture_output=True, text=True)
+    where = subprocess.run(
+        [python, "-c", "import dpsweep; print(dpsweep.__file__)"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert str(site) in where.stdout
     (tmp_path / "work").mkdir()
     write_example(tmp_path / "work")

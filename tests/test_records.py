@@ -127,6 +127,8 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def test_reading_records_needs_no_torch(records):
     records.write(record())
-    code = f"import sys, dpsweep; print(len(dpsweep.load_records({str(records.folder.parent)!r}))); sys.exit('torch' in sys.modules)"
+    code = (
+        f"import sys, dpsweep; print(len(dpsweep.load_records({str(records.folder.parent)!r}))); sys.exit('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr

@@ -58,7 +58,9 @@ def test_a_new_option_that_is_off_leaves_old_identities():
 
 
 def test_equal_rates_are_one_task():
-    assert ident("sample_rate=1/20", "steps=10") == ident("sample_rate=0.05", "steps=10") == ident("sample_rate=5/100", "steps=10")
+    assert (
+        ident("sample_rate=1/20", "steps=10") == ident("sample_rate=0.05", "steps=10") == ident("sample_rate=5/100", "steps=10")
+    )
 
 
 @settings(max_examples=50, deadline=None)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from dpsweep.build import build
 from dpsweep.config import Composer
-from dpsweep.runner import build
 
 COMPOSER = Composer()
 SHAPES = {"gray": ((1, 8, 8), 10), "color": ((3, 12, 8), 3), "table": ((13,), 2), "wide": ((1100,), 4)}
@@ -29,9 +29,11 @@ def batch(model, kind, n, dtype=torch.float64, seed=0):
 
 
 def cases():
-    """Pairs of a registered model and a kind of input that it reads."""
+    """Pairs of a registered model and a kind of input: each that it reads, and each that makes it another network."""
     for name in COMPOSER.options("model"):
-        inputs = COMPOSER.compose([("model", name)]).values["model"].get("inputs", ["image", "table"])
-        for kind in SHAPES:
-            if ("table" if kind in ("table", "wide") else "image") in inputs:
-                yield pytest.param(name, kind, id=f"{name}-{kind}")
+        node = COMPOSER.compose([("model", name)]).values["model"]
+        inputs = node.get("inputs", ["image", "table"])
+        kinds = ["gray"] * ("image" in inputs) + ["table"] * ("table" in inputs)
+        kinds += ["color"] * ("color_channels" in node) + ["wide"] * ("project_above" in node)
+        for kind in kinds:
+            yield pytest.param(name, kind, id=f"{name}-{kind}")

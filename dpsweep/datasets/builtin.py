@@ -46,9 +46,7 @@ class Digits:
         return [
             compare("training, test images", "1257 270", f"{len(dataset.y_train)} {len(dataset.y_test)}"),
             compare("image shape", (1, 8, 8), dataset.x_train.shape[1:]),
-            compare(
-                "training images by class", "127 130 117 135 127 127 124 121 126 123", class_counts(dataset.y_train, 10)
-            ),
+            compare("training images by class", "127 130 117 135 127 127 124 121 126 123", class_counts(dataset.y_train, 10)),
             compare_fingerprint(DIGITS_FINGERPRINT, dataset),
         ]
 

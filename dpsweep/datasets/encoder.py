@@ -29,9 +29,7 @@ class FixedBoundEncoder:
     def __post_init__(self) -> None:
         for field, (lo, hi) in self.numeric.items():
             if not (math.isfinite(lo) and math.isfinite(hi) and lo < hi):
-                raise UsageError(
-                    f"The bounds of {field!r} are {lo} and {hi}. Give two finite numbers, the lower first."
-                )
+                raise UsageError(f"The bounds of {field!r} are {lo} and {hi}. Give two finite numbers, the lower first.")
         for field, levels in self.categorical.items():
             if not levels or len(set(levels)) != len(levels) or not all(math.isfinite(level) for level in levels):
                 raise UsageError(f"The levels of {field!r} are {list(levels)}. Give one or more distinct numbers.")

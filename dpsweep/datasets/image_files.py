@@ -155,9 +155,7 @@ def check_images(x: np.ndarray, y: np.ndarray, shape: tuple[int, int, int], clas
             f"{shape} are needed."
         )
     if not np.issubdtype(y.dtype, np.integer) or y.shape != x.shape[:1]:
-        raise UsageError(
-            f"{what}: the labels are {y.dtype} of shape {y.shape}; {len(x)} whole numbers are needed, one an image."
-        )
+        raise UsageError(f"{what}: the labels are {y.dtype} of shape {y.shape}; {len(x)} whole numbers are needed, one an image.")
     wrong = (y < 0) | (y >= classes)
     if wrong.any():
         raise UsageError(

@@ -143,9 +143,7 @@ class Cardio:
         return _verify_table(dataset, CARDIO_SHA256, CARDIO_FINGERPRINT, "48025 10292", "24287 23738", "5177 5115", 32)
 
 
-def read_columns(
-    content: bytes, path: Path, delimiter: str, names: Sequence[str], header: bool
-) -> dict[str, np.ndarray]:
+def read_columns(content: bytes, path: Path, delimiter: str, names: Sequence[str], header: bool) -> dict[str, np.ndarray]:
     """Read a numeric CSV file into float64 columns of shape (n,); missing cells are NaN.
 
     With `header`, the first line must hold exactly `names`, in any order; without, the columns are `names` in order.
@@ -154,9 +152,7 @@ def read_columns(
     try:
         text = content.decode("utf-8-sig")
         rows = [
-            (number, row)
-            for number, row in enumerate(csv.reader(text.splitlines(), delimiter=delimiter, strict=True), 1)
-            if row
+            (number, row) for number, row in enumerate(csv.reader(text.splitlines(), delimiter=delimiter, strict=True), 1) if row
         ]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} is not a text file with '{delimiter}' between its cells: {error}.") from error
@@ -242,9 +238,7 @@ def _table(
     return assemble(name, "table", (x[train], labels[train]), (x[test], labels[test]), 2, official, file)
 
 
-def _verify_table(
-    dataset: Dataset, sha256: str, mark: str, sizes: str, train: str, test: str, features: int
-) -> list[Finding]:
+def _verify_table(dataset: Dataset, sha256: str, mark: str, sizes: str, train: str, test: str, features: int) -> list[Finding]:
     found = "the official file" if dataset.official else "another file"
     return [
         compare(f"SHA-256 {sha256[:16]} of {dataset.source}", "the official file", found),

@@ -7,7 +7,7 @@ ledger charges every release and refuses what the plan doesn't allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol
@@ -169,7 +169,7 @@ class State:
         self.memory: dict[str, Any] = {}
 
     @staticmethod
-    def split(vector: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    def split(vector: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Views of a flat vector in the shapes of `like`."""
         pieces = vector.split([p.numel() for p in like])
         return [piece.view(p.shape) for piece, p in zip(pieces, like, strict=True)]

@@ -28,6 +28,7 @@ class Gaussian(Mechanism):
 
     def step(self, state: State, data: Data) -> None:
         """Draw, clip and sum, add noise, divide by m0, update: equations (2) to (6)."""
+        assert state.plan.noise_multiplier is not None
         batch = data.draw()
         total = data.clipped_sum(batch, self.max_grad_norm)
         noisy = data.release(total, self.max_grad_norm, state.plan.noise_multiplier)

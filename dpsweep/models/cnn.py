@@ -28,6 +28,8 @@ class CNN(Model):
         torch.manual_seed(seed)
         self.shape = shape
         conv: type[nn.Conv1d] | type[nn.Conv2d]
+        self.pool1: nn.Module
+        self.pool2: nn.Module
         if len(shape) == 3:
             channels, height, width = shape
             first, second = gray_channels if channels == 1 else color_channels

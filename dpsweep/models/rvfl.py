@@ -59,7 +59,7 @@ class RandomFeatures(Model):
             x = x.flatten(1)
             if self.projection is not None:
                 x = x @ self.projection
-            if self.weight is None:
+            if self.weight is None or self.bias is None:
                 return x
             h = torch.tanh(torch.addmm(self.bias, x, self.weight))
             return torch.cat([x, h], dim=1) if self.direct_link else h

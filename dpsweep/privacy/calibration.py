@@ -101,9 +101,7 @@ def calibrate(
     return result
 
 
-def epsilon_for(
-    sample_rate: Fraction, steps: int, noise_multiplier: float, delta: float, accountant: str = "rdp"
-) -> Spent:
+def epsilon_for(sample_rate: Fraction, steps: int, noise_multiplier: float, delta: float, accountant: str = "rdp") -> Spent:
     """The inverse of ``calibrate``: what ``steps`` releases at ``noise_multiplier`` spend at ``delta``.
 
     A multiplier of 0 spends ``inf``. Raises UsageError for arguments out of range, and where RDP isn't tight.
@@ -157,8 +155,8 @@ def _search_rdp(spent: Callable[[float], Spent], target: float, refuse: bool) ->
     """The papers' search: double sigma from 20 until it suffices, bisect [0, sigma], keep the upper end.
 
     The papers stop when the upper end's epsilon is within 1e-4 of the target. For targets below 0.1 that is loose, so
-    the gap must also be below a thousandth of the target, and the result tight: target < epsilon(0.999 sigma). Without ``refuse`` it gives up
-    doubling where RDP ends, and returns a starting point for another accountant.
+    the gap must also be below a thousandth of the target, and the result tight: target < epsilon(0.999 sigma).
+    Without ``refuse`` it gives up doubling where RDP ends, and returns a starting point for another accountant.
     """
     low, high = 0.0, 20.0  # the papers bisect from 0, which their last digits depend on
     while (at_high := spent(high)).epsilon > target:

@@ -54,9 +54,7 @@ class Ledger:
                     f"Batch {batch_id} was charged at sample rate {before.sample_rate} and now at {sample_rate}; "
                     "a batch has one rate, that of its sampler."
                 )
-            event = SampledGaussian(
-                event.sample_rate, merged_noise_multiplier([before.noise_multiplier, noise_multiplier])
-            )
+            event = SampledGaussian(event.sample_rate, merged_noise_multiplier([before.noise_multiplier, noise_multiplier]))
         batches = {**self._batches, batch_id: event}
         self._require(batches, self._others)
         self._batches = batches

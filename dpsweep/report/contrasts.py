@@ -48,9 +48,7 @@ def choose(results: Results, compare: Mapping[str, str] | None) -> tuple[str, st
     if compare:
         by, reference = compare.get("by", "model"), compare.get("reference")
         if by not in values and by not in LABELS:
-            raise UsageError(
-                f"The report compares by {by!r}, which is no label of these runs. Choose from {', '.join(values)}."
-            )
+            raise UsageError(f"The report compares by {by!r}, which is no label of these runs. Choose from {', '.join(values)}.")
         if by not in values:
             return None  # one value only: nothing to compare
         if str(reference) not in values[by]:
@@ -136,9 +134,7 @@ def sentences(contrasts: Contrasts) -> list[str]:
                 f"{ALPHA / k:.3g}, so that {ALPHA:g} can be reached."
             )
     if contrasts.unpaired:
-        text.append(
-            f"{contrasts.unpaired} more could not be paired: no common seed with a value, or several references."
-        )
+        text.append(f"{contrasts.unpaired} more could not be paired: no common seed with a value, or several references.")
     if contrasts.too_many:
         text.append(
             f"{contrasts.too_many} more have over {stats.MAX_PAIRS} pairs, where not all sign assignments are counted: "

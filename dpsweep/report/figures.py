@@ -123,9 +123,7 @@ def _legend(figure: Figure, results: Results, series: list[Row], cells: dict[tup
                               label="open: ε is not proved (see the table)"))  # fmt: skip
     renderer = FigureCanvasAgg(figure).get_renderer()
     for columns in range(min(4, len(handles)), 0, -1):
-        legend = figure.legend(
-            handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.4
-        )
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.4)
         if columns == 1 or legend.get_window_extent(renderer).width <= figure.bbox.width:
             return
         legend.remove()

@@ -59,8 +59,7 @@ def scope(results: Results) -> str:
     if not proved:
         return "No cell has a proved ε." if private else ""
     kinds = Counter(
-        f"{r['adjacency']} adjacency, protecting the {r['protects']}, "
-        + (f"δ={r['delta']:g}" if r["delta"] else "pure DP: δ=0")
+        f"{r['adjacency']} adjacency, protecting the {r['protects']}, " + (f"δ={r['delta']:g}" if r["delta"] else "pure DP: δ=0")
         for r in proved
     )
     text = "Unmarked private cells: the ε of the column is proved for one released model"

@@ -261,7 +261,5 @@ def metrics_of(names: Iterable[str]) -> dict[str, Metric]:
     names = list(names)
     for name in names:
         if name not in METRICS:
-            raise UsageError(
-                f"The report asks for the metric {name!r}, which records lack. Choose from {', '.join(METRICS)}."
-            )
+            raise UsageError(f"The report asks for the metric {name!r}, which records lack. Choose from {', '.join(METRICS)}.")
     return {name: METRICS[name] for name in names}

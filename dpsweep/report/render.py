@@ -113,9 +113,7 @@ def _sections(
 def _check(spec: Mapping[str, Any]) -> None:
     for key in spec:
         if key not in _SPEC_KEYS:
-            raise UsageError(
-                f"The suite's report has the key {key!r}, which means nothing. Choose from {', '.join(_SPEC_KEYS)}."
-            )
+            raise UsageError(f"The suite's report has the key {key!r}, which means nothing. Choose from {', '.join(_SPEC_KEYS)}.")
     for key in ("metrics", "figures"):
         value = spec.get(key) or []
         if isinstance(value, str) or not isinstance(value, Sequence):

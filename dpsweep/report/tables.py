@@ -231,8 +231,7 @@ def failed_table(results: Results) -> Table:
 
 def missing_table(results: Results) -> Table:
     rows = [
-        [run.dataset, results.row_name(run.row), run.budget.name, str(run.seed), run.id]
-        for run in results.with_status("missing")
+        [run.dataset, results.row_name(run.row), run.budget.name, str(run.seed), run.id] for run in results.with_status("missing")
     ]
     return Table("missing", "Tasks without a record", ["Dataset", "Model", "Budget", "Seed", "Task"], rows, stubs=5)
 

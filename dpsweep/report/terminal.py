@@ -62,8 +62,7 @@ def warnings(results: Results) -> list[str]:
     seeded = sum(record["noise_source"] == "seeded" for record in results.done)
     if seeded:
         found.append(
-            f"Noise was seeded, which is for tests and debugging, in {seeded} of the done tasks: nothing is guaranteed "
-            "for them."
+            f"Noise was seeded, which is for tests and debugging, in {seeded} of the done tasks: nothing is guaranteed for them."
         )
     unofficial = sorted({record["dataset"] for record in results.done if record["data_official"] is False})
     if unofficial:

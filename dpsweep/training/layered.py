@@ -15,6 +15,7 @@ It holds for models whose trained parameters all belong to such layers, each cal
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from dpsweep.models.base import example_losses
 from dpsweep.training.per_example import clip_factors, gradient_sum
 
-SUPPORTED = (nn.Linear, nn.Conv1d, nn.Conv2d)
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d
 
 
 def supports(model: nn.Module) -> bool:
@@ -32,20 +33,23 @@ def supports(model: nn.Module) -> bool:
     return len(owned) == len(trained) and {id(p) for p in owned} == {id(p) for p in trained}
 
 
-def _layers(model: nn.Module) -> list[nn.Module]:
-    def has_rule(layer: nn.Module) -> bool:
-        if not any(p.requires_grad for p in layer.parameters(recurse=False)) or type(layer) not in SUPPORTED:
-            return False
-        return isinstance(layer, nn.Linear) or (layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str))
+def _layers(model: nn.Module) -> list[Layer]:
+    def has_rule(layer: nn.Module) -> TypeGuard[Layer]:
+        if isinstance(layer, nn.Conv1d | nn.Conv2d):
+            return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+        return type(layer) is nn.Linear
 
-    return [layer for layer in model.modules() if has_rule(layer)]
+    def trained(layer: nn.Module) -> bool:
+        return any(p.requires_grad for p in layer.parameters(recurse=False))
+
+    return [layer for layer in filter(has_rule, model.modules()) if trained(layer)]
 
 
 @dataclass
 class _Entry:
     """What one pass leaves of one layer: its input, then its output, replaced by the output's gradient."""
 
-    layer: nn.Module
+    layer: Layer
     a: Tensor
     b: Tensor
 
@@ -68,7 +72,7 @@ class LayeredEngine:
         for layer in _layers(model):
             layer.register_forward_hook(self._record)
 
-    def _record(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def _record(self, layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if self._tape is not None:
             self._tape.append(_Entry(layer, inputs[0].detach(), output))
 
@@ -116,7 +120,13 @@ class LayeredEngine:
         view = total[self._slices[id(layer.weight)]]
         if product is None:
             weighted = entry.b * factors[:, None]
-            torch.addmm(view.view(layer.weight.shape), weighted.t(), entry.a, beta=0 if first else 1, out=view.view(layer.weight.shape))
+            torch.addmm(
+                view.view(layer.weight.shape),
+                weighted.t(),
+                entry.a,
+                beta=0 if first else 1,
+                out=view.view(layer.weight.shape),
+            )
             if layer.bias is not None:
                 total[self._slices[id(layer.bias)]] += weighted.sum(0)
             return
@@ -130,13 +140,11 @@ def _product(entry: _Entry) -> Tensor | None:
     layer, a, b = entry.layer, entry.a, entry.b
     if isinstance(layer, nn.Linear):
         return None if a.dim() == 2 else torch.bmm(b.flatten(1, -2).transpose(1, 2), a.flatten(1, -2))
+    kernel, dilation, padding, stride = layer.kernel_size, layer.dilation, layer.padding, layer.stride
+    assert not isinstance(padding, str)
     if isinstance(layer, nn.Conv1d):
-        a, kernel, dilation = a.unsqueeze(2), (1, *layer.kernel_size), (1, *layer.dilation)
-        padding, stride = (0, *layer.padding), (1, *layer.stride)
-    else:
-        assert isinstance(layer, nn.Conv2d)
-        kernel, dilation, padding, stride = layer.kernel_size, layer.dilation, layer.padding, layer.stride
-    columns = nn.functional.unfold(a, kernel, dilation, padding, stride)  # type: ignore[arg-type]
+        a, kernel, dilation, padding, stride = a.unsqueeze(2), (1, *kernel), (1, *dilation), (0, *padding), (1, *stride)
+    columns = nn.functional.unfold(a, kernel, dilation, padding, stride)
     return torch.bmm(b.flatten(2), columns.transpose(1, 2))
 
 

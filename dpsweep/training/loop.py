@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,7 +29,7 @@ class LoopData:
     """
 
     def __init__(self, x: Tensor, y: Tensor, model: Model, engine: Engine, plan: Plan, normalizer: int,
-                 randomness: Randomness, hardening: str | None) -> None:  # fmt: skip
+                 randomness: Randomness, hardening: Literal["none", "sum4"]) -> None:  # fmt: skip
         self.normalizer = normalizer
         self.ledger = Ledger(plan.step_events, plan.steps)
         self._x, self._y = x, y
@@ -60,9 +62,9 @@ class LoopData:
         """
         if total.sensitivity > sensitivity:
             raise ValueError(f"the sum moves by up to {total.sensitivity} and the noise was set for {sensitivity}")
-        rate = self._plan.sampler.sample_rate if isinstance(self._plan.sampler, Poisson) else 1
+        rate = self._plan.sampler.sample_rate if isinstance(self._plan.sampler, Poisson) else Fraction(1)
         self.ledger.charge(total.batch.number, rate, noise_multiplier * sensitivity / total.sensitivity)
-        noise = torch.from_numpy(self._noise.normal(total.value.numel(), hardening=self._hardening or "none"))
+        noise = torch.from_numpy(self._noise.normal(total.value.numel(), hardening=self._hardening))
         noise *= noise_multiplier * sensitivity
         return total.value.double().add_(noise.to(total.value.device)).to(total.value.dtype)
 

@@ -33,9 +33,10 @@ class ReferenceEngine:
             with warnings.catch_warnings():  # "backward hook is firing ... no inputs require gradients": as intended
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
                 example_losses(self._hooked(x[part], *(mask[part] for mask in masks)), y[part]).sum().backward()
-            total += weighted_sum([p.grad_sample for p in parameters], max_grad_norm)
+            total += weighted_sum([p.grad_sample for p in parameters], max_grad_norm)  # type: ignore[attr-defined]
             for p in parameters:
-                p.grad = p.grad_sample = None
+                p.grad = None
+                p.grad_sample = None  # type: ignore[attr-defined]
         self._hooked.disable_hooks()
         return total
 

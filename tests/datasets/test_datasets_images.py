@@ -213,9 +213,7 @@ def test_broken_idx_files_are_named(tmp_path, file, change, said):
     assert str(tmp_path / MNIST.folder) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "change", [lambda content: content[:-30], lambda content: b"plain", lambda content: content[:5]]
-)
+@pytest.mark.parametrize("change", [lambda content: content[:-30], lambda content: b"plain", lambda content: content[:5]])
 def test_broken_gzip_files_are_named(tmp_path, change):
     write_idx(tmp_path, MNIST, mnist_parts(), zipped=True)
     path = tmp_path / MNIST.folder / "t10k-images-idx3-ubyte.gz"

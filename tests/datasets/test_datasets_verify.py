@@ -31,10 +31,5 @@ def test_another_file_than_the_official_one_fails(tmp_path):
     (tmp_path / "processed.cleveland.data").write_text("\n".join(row.replace("63", str(k)) for k in range(30, 60)))
     text, well = verify_report({"heart": Heart()}, tmp_path)
     assert not well
-    ends = {
-        check: line.split()[-1]
-        for check in ("features", "records", "SHA")
-        for line in rows(text, "heart")
-        if check in line
-    }
+    ends = {check: line.split()[-1] for check in ("features", "records", "SHA") for line in rows(text, "heart") if check in line}
     assert ends == {"features": "ok", "records": "WRONG", "SHA": "WRONG"}

@@ -2,17 +2,20 @@
 
 import pytest
 
+from dpsweep.build import plan_of
 from dpsweep.config import Composer, parse
-from dpsweep.runner import plan_of, run_task
+from dpsweep.runner import run_task
 from dpsweep.tasks import Settings, Task
 
 COMPOSER = Composer()
-MECHANISMS = [name for name in COMPOSER.options("mechanism")]
+MECHANISMS = list(COMPOSER.options("mechanism"))
 PRIVATE = [m for m in MECHANISMS if COMPOSER.compose([("mechanism", m)]).values["mechanism"].get("private", True)]
 
 
 def run(*overrides):
-    config = COMPOSER.compose(parse(["dataset=breast_cancer", "model=rvfl", "epochs=2", "device=cpu", "threads=1", *overrides])[0])
+    config = COMPOSER.compose(
+        parse(["dataset=breast_cancer", "model=rvfl", "epochs=2", "device=cpu", "threads=1", *overrides])[0]
+    )
     record = run_task(Task.from_config(config), Settings.from_config(config))
     assert record["status"] == "done", record["error"]
     return record

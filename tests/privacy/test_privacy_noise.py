@@ -172,9 +172,7 @@ print((stream or randomness.stream("noise")).uint64(4).tobytes().hex())
 @pytest.mark.parametrize("kind,distinct", [("secure", 3), ("seeded", 1)])
 def test_forked_processes_get_streams_of_their_own_if_secure(kind, distinct, early):
     root = Path(noise.__file__).parents[2]
-    run = subprocess.run(
-        [sys.executable, "-c", FORKS, kind, early], cwd=root, capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", FORKS, kind, early], cwd=root, capture_output=True, text=True, check=True)
     lines = run.stdout.split()
     assert len(lines) == 3 and len(set(lines)) == distinct
 

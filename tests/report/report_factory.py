@@ -64,9 +64,7 @@ def failed(made: dict[str, Any], kind: str = "RuntimeError", message: str = "out
 def seeded(made: dict[str, Any], value: float = 0.9, **changes: Any) -> dict[str, Any]:
     secure = record(made, value)["epsilon"]
     reason = "noise was seeded"
-    return record(
-        made, value, epsilon=None, epsilon_if_secure=secure, noise_source="seeded", guarantee_reason=reason, **changes
-    )
+    return record(made, value, epsilon=None, epsilon_if_secure=secure, noise_source="seeded", guarantee_reason=reason, **changes)
 
 
 def unproved(made: dict[str, Any], reason: str, value: float = 0.9) -> dict[str, Any]:

@@ -33,18 +33,20 @@ def by_hand(model, x, y, masks, max_grad_norm):
 def test_the_sum_is_the_sum_of_clipped_gradients(engine, name, kind):
     model = make(name, kind)
     x, y, masks = batch(model, kind, 9)
-    torch.testing.assert_close(summed(engine, name, kind).clipped_sum(x, y, masks, C), by_hand(model, x, y, masks, C), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        summed(engine, name, kind).clipped_sum(x, y, masks, C), by_hand(model, x, y, masks, C), rtol=1e-9, atol=1e-11
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("physical", [1, 7, 100])
-def test_physical_batches_change_nothing(engine, physical, name, kind):
-    model = make(name, kind)
-    x, y, masks = batch(model, kind, 17)
-    whole, cut = summed(engine, name, kind), summed(engine, name, kind, physical=physical)
-    for sums in ("clipped_sum", "gradient_sum"):
-        arguments = (x, y, masks, C) if sums == "clipped_sum" else (x, y, masks)
-        torch.testing.assert_close(getattr(cut, sums)(*arguments), getattr(whole, sums)(*arguments), rtol=1e-10, atol=1e-12)
+def test_physical_batches_change_nothing(engine, name, kind):
+    x, y, masks = batch(make(name, kind), kind, 17)
+    whole = summed(engine, name, kind)
+    clipped, plain = whole.clipped_sum(x, y, masks, C), whole.gradient_sum(x, y, masks)
+    for physical in (1, 7):
+        cut = summed(engine, name, kind, physical=physical)
+        torch.testing.assert_close(cut.clipped_sum(x, y, masks, C), clipped, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(cut.gradient_sum(x, y, masks), plain, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -71,20 +73,20 @@ def test_one_record_more_moves_the_sum_by_at_most_c(engine, dtype, name, kind):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf"), 1e38])
-def test_a_record_that_is_not_finite_contributes_zero(engine, poison, name, kind):
+def test_a_record_that_is_not_finite_contributes_zero(engine, name, kind):
     """Invariant 5. 1e38 overflows float32 inside the model; whether or not its gradient is finite, the bound holds."""
     model = make(name, kind, torch.float32)
     x, y, masks = batch(model, kind, 6, torch.float32)
-    x[2] = poison
     sums = summed(engine, name, kind, torch.float32)
-    total = sums.clipped_sum(x, y, masks, C)
     rest = torch.arange(6) != 2
     without = sums.clipped_sum(x[rest], y[rest], tuple(m[rest] for m in masks), C)
-    assert total.isfinite().all()
-    assert (total.double() - without.double()).norm() <= C * (1 + 1e-5)
-    if poison != 1e38:
-        torch.testing.assert_close(total, without, rtol=1e-5, atol=1e-6)
+    for poison in (float("nan"), float("inf"), -float("inf"), 1e38, 1e25):
+        x[2] = poison
+        total = sums.clipped_sum(x, y, masks, C)
+        assert total.isfinite().all()
+        assert (total.double() - without.double()).norm() <= C * (1 + 1e-5)
+        if not abs(poison) < float("inf"):
+            torch.testing.assert_close(total, without, rtol=1e-5, atol=1e-6)
 
 
 def test_changing_one_record_changes_only_its_gradient(name, kind):

@@ -1,0 +1,81 @@
+"""From a configuration's nodes to objects: datasets, models, mechanisms, and the plan of a run.
+
+Nothing here imports torch; the classes that it constructs may.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+from dpsweep.config import fraction
+from dpsweep.errors import UsageError
+from dpsweep.mechanisms.base import Account, Mechanism, Plan, Schedule
+from dpsweep.privacy.sampling import protocol_numbers
+
+# Keys of a group's node that are not arguments of its class.
+_NOT_ARGUMENTS = {
+    "dataset": {"name", "about", "kind", "classes", "shape", "reference_size", "public", "schedule"},
+    "model": {"name", "about", "inputs"},
+    "mechanism": {"name", "about", "private", "without_budget"},
+    "optimizer": {"name", "about"},
+}
+
+
+def target_class(group: str, node: dict[str, Any]) -> Any:
+    """The class that a group's `_target_` names.
+
+    Raises:
+        UsageError: it can't be imported.
+    """
+    path = node.get("_target_")
+    module, _, name = str(path).rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"{group}={node.get('name')}: its class {path} can't be imported ({error}). Its module must lie in the folder "
+            "given with --config-dir, in PYTHONPATH or in an installed package"
+        ) from None
+
+
+def build(group: str, node: dict[str, Any], *positional: Any) -> Any:
+    """Construct what a group's node describes.
+
+    Raises:
+        UsageError: its class can't be imported, or refuses the arguments.
+    """
+    cls = target_class(group, node)
+    arguments = {k: v for k, v in node.items() if k != "_target_" and k not in _NOT_ARGUMENTS[group]}
+    try:
+        inspect.signature(cls).bind(*positional, **arguments)
+    except TypeError as error:
+        raise UsageError(f"{group}={node['name']}: {node['_target_']} doesn't take the keys of its YAML: {error}") from None
+    try:
+        return cls(*positional, **arguments)
+    except ValueError as error:
+        raise UsageError(f"{group}={node['name']}: {error}") from error
+
+
+def schedule_of(values: dict[str, Any]) -> Schedule:
+    """The public numbers of a run (DP-RVFL paper, table 2): from batch size and epochs, or from a given rate and T."""
+    size = values["dataset"]["reference_size"]
+    if values["sample_rate"] is not None:
+        rate = fraction(values["sample_rate"])
+        normalizer = max(1, int(rate * size))
+        return Schedule(size, rate, values["steps"], normalizer, normalizer)
+    rate, steps, normalizer = protocol_numbers(size, values["batch_size"], values["epochs"])
+    return Schedule(size, rate, steps, normalizer, values["batch_size"])
+
+
+def plan_of(values: dict[str, Any]) -> tuple[Mechanism, Schedule, Account, Plan]:
+    """The mechanism of a configuration and its calibrated plan: no data is read, and torch isn't needed.
+
+    Raises:
+        UsageError: no noise meets the budget, or the mechanism refuses its arguments.
+    """
+    mechanism = build("mechanism", values["mechanism"])
+    schedule = schedule_of(values)
+    account = Account(values["accountant"]["name"], values["delta"])
+    return mechanism, schedule, account, mechanism.calibrate(schedule, values["epsilon"], account)
