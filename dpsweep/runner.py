@@ -54,6 +54,8 @@ def run_task(task: Task, settings: Settings, alone: bool = True) -> dict[str, An
         record["status"] = "done"
     except Exception as error:  # whatever it is, the sweep goes on and the record says it
         record["error"] = _error(error, record["public"])
+    finally:
+        _flush_denormals(False)
     if not record["public"]:
         record |= dict.fromkeys(UNPROTECTED)
     return record | {"finished": _now(), "seconds_total": time.perf_counter() - clock}
@@ -95,8 +97,8 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
 
     values = task.values
     device = pick_device(settings.device)
+    _flush_denormals(True)
     torch.set_num_threads(settings.threads)
-    torch.set_flush_denormal(True)  # a converged run would slow several times on denormal numbers
     mechanism, schedule, account, plan = plan_of(values)
     dataset, x, y = load_data(data_key(values), settings.data_dir, str(device))
     model = build("model", values["model"], dataset.x_train.shape[1:], dataset.classes, task.config["seed"]).to(device)
@@ -140,6 +142,14 @@ def guarantee_fields(guarantee: Guarantee, seeded: bool) -> dict[str, Any]:
         guarantee = replace(guarantee, epsilon=None, epsilon_if_secure=guarantee.epsilon, reason="noise was seeded", text=text)
     fields = asdict(guarantee)
     return fields | {"guarantee_reason": fields.pop("reason"), "guarantee_text": fields.pop("text")}
+
+
+def _flush_denormals(on: bool) -> None:
+    """A converged run slows several times on denormal numbers. Threads inherit the setting when they are made, so it is
+    set before the first tensor operation; it is taken back for whoever called us in their own process."""
+    import torch
+
+    torch.set_flush_denormal(on)
 
 
 def pick_device(name: str) -> Any:

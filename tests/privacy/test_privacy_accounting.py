@@ -240,3 +240,17 @@ def test_dominates_lets_unprotected_reads_pass_only_where_planned():
     assert not dominates((SampledGaussian(Q, 1.0),), (read,))
     assert dominates((read,), (read, Unbounded("loss")))
     assert not dominates((read,), (SampledGaussian(Q, 1.0),))
+
+
+def test_flushed_denormals_leave_the_account_alone():
+    """Training flushes denormal floats to zero; an account in the same process must not notice."""
+    import torch
+
+    for sigma in (0.3, 1.0, 8.0):
+        event = SampledGaussian(Fraction(1, 200), sigma)
+        plain = rdp(event)
+        torch.set_flush_denormal(True)
+        try:
+            np.testing.assert_array_equal(rdp(event), plain)
+        finally:
+            torch.set_flush_denormal(False)
