@@ -272,7 +272,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "noise.hardening": (lambda v: v in (None, "sum4"), "null or sum4"),
     "run": (lambda v: v is None or (isinstance(v, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,40}", v)),
             "a label of letters, digits, - and _, or null"),
-    "engine": (lambda v: v in ("default", "reference"), "default or reference"),
+    "engine": (lambda v: v in ("default", "uncached", "vmap", "reference"), "default, uncached, vmap or reference"),
     "device": (lambda v: isinstance(v, str) and re.fullmatch(r"auto|cpu|cuda(:\d+)?", v), "auto, cpu or cuda"),
     "on_error": (lambda v: v in ("continue", "stop"), "continue or stop"),
     "output_dir": (lambda v: isinstance(v, str) and v != "", "a folder's path"),

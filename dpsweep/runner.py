@@ -23,7 +23,7 @@ from dpsweep.records import Records
 from dpsweep.tasks import Settings, Task
 
 # Fields that are read from the training records without noise: withheld where the records aren't public.
-UNPROTECTED = ("data_fingerprint", "train_size", "seconds_train")
+UNPROTECTED = ("data_fingerprint", "train_size", "seconds_train", "seconds_features", "seconds_train_with_features")
 
 
 def attempt(task: Task, settings: Settings, alone: bool) -> tuple[str, dict[str, Any] | None]:
@@ -82,7 +82,8 @@ _FIELDS = (
     "reference_size", "sample_rate", "steps", "normalizer", "batch_size", "epochs", "delta", "max_grad_norm",
     "noise_multiplier", "adjacency", "protects", "epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised",
     "guarantee_reason", "guarantee_text", "events", "noise_source", "diverged", "test_accuracy", "test_precision",
-    "test_recall", "test_f1", "test_auroc", "test_auprc", "seconds_train", "seconds_setup", "seconds_total", "alone",
+    "test_recall", "test_f1", "test_auroc", "test_auprc", "seconds_train", "seconds_features",
+    "seconds_train_with_features", "features_cached", "seconds_setup", "seconds_total", "alone",
     "trainable_parameters", "stored_parameters", "data_fingerprint", "data_official", "train_size", "test_size", "public",
     "unprotected", "versions", "threads", "device", "engine", "started", "finished", "host", "error",
 )  # fmt: skip
@@ -92,7 +93,8 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     import torch
 
     from dpsweep.models.base import mixes_records
-    from dpsweep.privacy.noise import Randomness
+    from dpsweep.privacy.noise import Hardening, Randomness
+    from dpsweep.training.engines import prepare
     from dpsweep.training.loop import LoopData, train
 
     values = task.values
@@ -107,10 +109,11 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
             f"model={values['model']['name']} can't be trained privately: a record's output changes with the others of "
             "its batch (batch normalisation?) or from call to call (nn.Dropout? use mask_shapes). Use group normalisation"
         )
-    engine = make_engine(settings, model)
+    prepared = prepare(settings.engine, model, x, f"{data_key(values)} {settings.data_dir}", settings.physical_batch)
     source = task.config.get("noise", {}).get("source")
     randomness = Randomness.secure() if source == "secure" else Randomness.seeded(task.config["seed"])
-    data = LoopData(x, y, model, engine, plan, schedule.normalizer, randomness, values["noise"]["hardening"] or "none")
+    hardening: Hardening = values["noise"]["hardening"] or "none"
+    data = LoopData(prepared, y, model, plan, schedule.normalizer, randomness, hardening)
     setup = time.perf_counter()
     trained = train(mechanism, plan, model, data, optimizer_of(values))
     if device.type == "cuda":
@@ -127,7 +130,8 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
         **dict(plan.public), **guarantee_fields(guarantee, source == "seeded"),
         "events": [[event.to_json(), count] for event, count in trained.ledger.events()],
         "diverged": trained.diverged, **{f"test_{name}": value for name, value in metrics.items()},
-        "seconds_setup": setup - clock, "seconds_train": seconds, "device": str(device),
+        "seconds_setup": setup - clock, "seconds_train": seconds, "features_cached": prepared.cached,
+        "seconds_features": prepared.seconds, "seconds_train_with_features": seconds + prepared.seconds, "device": str(device),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "stored_parameters": sum(t.numel() for t in (*model.parameters(), *model.buffers())),
         "data_fingerprint": dataset.fingerprint, "data_official": dataset.official, "data_source": dataset.source,
@@ -180,18 +184,6 @@ def load_data(key: str, data_dir: Path, device: str) -> tuple[Any, Any, Any]:
     node, split, split_seed = json.loads(key)
     dataset = build("dataset", node).load(data_dir, split, split_seed)
     return dataset, torch.from_numpy(dataset.x_train).to(device), torch.from_numpy(dataset.y_train).to(device)
-
-
-def make_engine(settings: Settings, model: Any) -> Any:
-    """The engine that the settings name."""
-    if settings.engine == "reference":
-        from dpsweep.training.reference import ReferenceEngine
-
-        return ReferenceEngine(model, settings.physical_batch)
-    from dpsweep.training.layered import LayeredEngine, supports
-    from dpsweep.training.per_example import VmapEngine
-
-    return (LayeredEngine if supports(model) else VmapEngine)(model, settings.physical_batch)
 
 
 def optimizer_of(values: dict[str, Any]) -> Callable[..., Any]:

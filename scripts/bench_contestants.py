@@ -25,6 +25,7 @@ from dpsweep.config import Composer
 from dpsweep.models.base import Model, example_losses, probabilities
 from dpsweep.privacy.noise import Randomness
 from dpsweep.tasks import Settings, Task
+from dpsweep.training import engines
 from dpsweep.training.loop import LoopData
 
 COMPOSER = Composer()
@@ -106,9 +107,9 @@ def prepare(task: Task, settings: Settings, x: Tensor, y: Tensor) -> Contestant:
     seeded = values["noise"]["source"] == "seeded" or not values["mechanism"].get("private", True)
     randomness = Randomness.seeded(task.config["seed"]) if seeded else Randomness.secure()
     begun = time.perf_counter()
-    engine = runner.make_engine(settings, model)
+    ready = engines.prepare(settings.engine, model, x, "benchmark", settings.physical_batch)
     hardening: Any = values["noise"]["hardening"] or "none"
-    data = CountingData(x, y, model, engine, plan, schedule.normalizer, randomness, hardening)
+    data = CountingData(ready, y, model, plan, schedule.normalizer, randomness, hardening)
     model.train()
     state = mechanism.start(plan, model, runner.optimizer_of(values))
 

@@ -7,7 +7,7 @@ ledger charges every release and refuses what the plan doesn't allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol
@@ -157,22 +157,16 @@ class State:
     """
 
     def __init__(self, plan: Plan, model: torch.nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
-        import torch
+        from dpsweep.models.base import flatten, trained, unflatten
 
         self.plan = plan
         self.model = model
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        self.theta = torch.cat([p.detach().reshape(-1) for p in parameters])
-        for p, view in zip(parameters, self.split(self.theta, parameters), strict=True):
+        parameters = trained(model)
+        self.theta = flatten([p.detach() for p in parameters], parameters)
+        for p, view in zip(parameters, unflatten(self.theta, parameters), strict=True):
             p.data = view
         self.optimizer = optimizer([self.theta])
         self.memory: dict[str, Any] = {}
-
-    @staticmethod
-    def split(vector: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Views of a flat vector in the shapes of `like`."""
-        pieces = vector.split([p.numel() for p in like])
-        return [piece.view(p.shape) for piece, p in zip(pieces, like, strict=True)]
 
     def update(self, gradient: torch.Tensor) -> None:
         """One optimizer step on a flat gradient."""

@@ -7,6 +7,10 @@ each entry of `mask_shapes`, so that masks are drawn by record before a batch is
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +25,67 @@ class Model(nn.Module):
 
     mask_shapes: tuple[tuple[int, ...], ...] = ()
     dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a frozen representation: equal keys mean equal functions, so their results can be shared."""
+
+    key: tuple[Any, ...]
+    apply: Callable[[Tensor], Tensor]
+
+
+class HeadModel(Model):
+    """A frozen representation z and a trained linear `head` on it; nothing else is trained."""
+
+    head: nn.Linear
+
+    def stages(self) -> list[Stage]:
+        """The representation as a chain of functions of (n, width) to (n, other width); none: the input itself."""
+        return []
+
+    def features(self, x: Tensor) -> Tensor:
+        """z, shape (n, features): no gradient flows through it."""
+        z = x.flatten(1)
+        with torch.no_grad():
+            for stage in self.stages():
+                z = stage.apply(z)
+        return z
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, shape (n, outputs)."""
+        return self.head(self.features(x))
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """The trained parameters, in the order in which flat vectors hold them."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def flatten(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
+    """One flat vector of tensors shaped like parameters, each in the memory order of its parameter."""
+    return torch.cat([rows[0] for rows in flatten_rows([t.unsqueeze(0) for t in tensors], like)])
+
+
+def flatten_rows(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+    """The same for tensors (n, *parameter shape): one (n, size) a parameter."""
+    return [(t.permute(0, 1, 3, 4, 2) if _channels_last(p) else t).flatten(1) for t, p in zip(tensors, like, strict=True)]
+
+
+def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Views of a flat vector in the shapes and memory orders of parameters."""
+    views = []
+    for piece, p in zip(vector.split([p.numel() for p in like]), like, strict=True):
+        if _channels_last(p):
+            out, channels, height, width = p.shape
+            views.append(piece.view(out, height, width, channels).permute(0, 3, 1, 2))
+        else:
+            views.append(piece.view(p.shape))
+    return views
+
+
+def _channels_last(p: Tensor) -> bool:
+    return p.dim() == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last)
 
 
 def outputs(classes: int) -> int:

@@ -7,12 +7,12 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from dpsweep.models.base import Model, outputs
+from dpsweep.models.base import HeadModel, Stage, outputs
 
 PROJECTED = 1024  # width of the projected input x' (equation 15)
 
 
-class RandomFeatures(Model):
+class RandomFeatures(HeadModel):
     """RVFL, ELM-SGD, FrozenDenseMatched and LogisticProjected: four settings of one model.
 
     The input, flattened and projected to 1,024 dimensions by P ~ N(0, 1/1024) where it is wider than `project_above`,
@@ -53,17 +53,23 @@ class RandomFeatures(Model):
         torch.manual_seed(seed)
         self.head = nn.Linear(hidden + (width if direct_link else 0), outputs(classes))
 
-    def features(self, x: Tensor) -> Tensor:
-        """The frozen representation z, shape (n, features): no gradient flows through it."""
-        with torch.no_grad():
-            x = x.flatten(1)
-            if self.projection is not None:
-                x = x @ self.projection
-            if self.weight is None or self.bias is None:
-                return x
-            h = torch.tanh(torch.addmm(self.bias, x, self.weight))
-            return torch.cat([x, h], dim=1) if self.direct_link else h
+        self._seed, self._width = seed, prod(shape)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits, shape (n, outputs)."""
-        return self.head(self.features(x))
+    def stages(self) -> list[Stage]:
+        """The projection, where there is one, then the hidden layer: both fixed by the seed and the widths."""
+        stages = []
+        if self.projection is not None:
+            stages.append(Stage(("projection", self._seed, self._width), self._project))
+        if self.weight is not None:
+            hidden = self.weight.shape[1]
+            stages.append(Stage(("hidden", self._seed, hidden, self.direct_link), self._expand))
+        return stages
+
+    def _project(self, x: Tensor) -> Tensor:
+        assert self.projection is not None
+        return x @ self.projection
+
+    def _expand(self, x: Tensor) -> Tensor:
+        assert self.weight is not None and self.bias is not None
+        h = torch.addmm(self.bias, x, self.weight).tanh_()
+        return torch.cat([x, h], dim=1) if self.direct_link else h

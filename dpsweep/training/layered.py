@@ -1,4 +1,4 @@
-"""The fast engine: clipped sums at nearly the price of ordinary training.
+"""The fast engine for networks: clipped sums at nearly the price of ordinary training.
 
 One forward pass keeps the input a of every trained layer; one backward pass goes to the layers' outputs only and gives
 their gradients b. A layer's per-example gradient is a product of the two, so its norm and the clipped sum come from a
@@ -20,17 +20,33 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from dpsweep.models.base import example_losses
+from dpsweep.models.base import Model, example_losses, trained, unflatten
+from dpsweep.training.frozen import row_squares
 from dpsweep.training.per_example import clip_factors, gradient_sum
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
+_PHYSICAL = 512  # records that pass through the network at a time
+_COLUMNS = 2**19  # numbers of unfolded input that are formed at a time: 2 MB in float32, the size of an L2 cache
 
 
-def supports(model: nn.Module) -> bool:
-    """Whether every trained parameter belongs to a layer with a rule."""
-    owned = [p for layer in _layers(model) for p in layer.parameters(recurse=False)]
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return len(owned) == len(trained) and {id(p) for p in owned} == {id(p) for p in trained}
+def supports(model: Model, shape: tuple[int, ...]) -> bool:
+    """Whether every trained parameter belongs to a layer with a rule, and each such layer is called once a pass."""
+    layers = _layers(model)
+    if {id(p) for layer in layers for p in layer.parameters(recurse=False)} != {id(p) for p in trained(model)}:
+        return False
+    calls: list[nn.Module] = []
+    hooks = [layer.register_forward_hook(lambda layer, *_: calls.append(layer)) for layer in layers]
+    p = next(model.parameters())
+    with torch.no_grad():
+        model(*_blank(model, shape, p))
+    for hook in hooks:
+        hook.remove()
+    return sorted(map(id, calls)) == sorted(map(id, layers))
+
+
+def _blank(model: Model, shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
+    """One record of zeros and its masks, to try a model on."""
+    return [like.new_zeros(1, *shape), *(like.new_ones(1, *mask) for mask in model.mask_shapes)]
 
 
 def _layers(model: nn.Module) -> list[Layer]:
@@ -39,133 +55,144 @@ def _layers(model: nn.Module) -> list[Layer]:
             return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         return type(layer) is nn.Linear
 
-    def trained(layer: nn.Module) -> bool:
+    def is_trained(layer: nn.Module) -> bool:
         return any(p.requires_grad for p in layer.parameters(recurse=False))
 
-    return [layer for layer in filter(has_rule, model.modules()) if trained(layer)]
+    return [layer for layer in filter(has_rule, model.modules()) if is_trained(layer)]
 
 
 @dataclass
 class _Entry:
-    """What one pass leaves of one layer: its input, then its output, replaced by the output's gradient."""
+    """What one pass leaves of one layer.
+
+    Attributes:
+        a: the layer's input.
+        b: the gradient of the summed losses with respect to its output.
+        product: per-example weight gradients (n, out, inputs), in the order of kernel rows, columns, channels; None for a
+            linear layer with one position.
+    """
 
     layer: Layer
     a: Tensor
     b: Tensor
+    product: Tensor | None = None
+
+    def bias_rows(self) -> Tensor:
+        """Per-example bias gradients, shape (n, out)."""
+        if isinstance(self.layer, nn.Linear):
+            return self.b if self.b.dim() == 2 else self.b.flatten(1, -2).sum(1)
+        return self.b.flatten(2).sum(2)
+
+    def take(self, kept: Tensor) -> _Entry:
+        """The same for some of the records."""
+        product = None if self.product is None else self.product[kept]
+        return _Entry(self.layer, self.a[kept], self.b[kept], product)
 
 
 class LayeredEngine:
     """See the module. Physical batches bound memory: a record's share is its activations and its small products."""
 
-    def __init__(self, model: nn.Module, physical_batch: int | None) -> None:
+    def __init__(self, model: Model, physical_batch: int | None) -> None:
         self._model = model
         self._asked = physical_batch
-        self._physical = physical_batch or 512
-        self._tape: list[_Entry] | None = None
-        self._slices: dict[int, slice] = {}
-        offset = 0
-        for p in model.parameters():
-            if p.requires_grad:
-                self._slices[id(p)] = slice(offset, offset + p.numel())
-                offset += p.numel()
-        self._size = offset
+        self._images = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
+        self._parameters = trained(model)
+        self._tape: list[tuple[Layer, Tensor, Tensor]] | None = None
         for layer in _layers(model):
             layer.register_forward_hook(self._record)
 
     def _record(self, layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if self._tape is not None:
-            self._tape.append(_Entry(layer, inputs[0].detach(), output))
+            self._tape.append((layer, inputs[0].detach(), output))
 
     def clipped_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...], max_grad_norm: float) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        total = torch.zeros(self._size, dtype=x.dtype, device=x.device)
-        for start in range(0, len(x), self._physical):
-            part = slice(start, start + self._physical)
-            self._add(total, x[part], y[part], tuple(mask[part] for mask in masks), max_grad_norm, first=start == 0)
+        total = torch.zeros(sum(p.numel() for p in self._parameters), dtype=x.dtype, device=x.device)
+        views = {id(p): view for p, view in zip(self._parameters, unflatten(total, self._parameters), strict=True)}
+        physical = self._asked or _PHYSICAL
+        for start in range(0, len(x), physical):
+            part = slice(start, start + physical)
+            entries = self._pass(x[part], y[part], tuple(mask[part] for mask in masks))
+            squared: Any = sum(_squares(entry) for entry in entries)
+            factors = clip_factors(squared, max_grad_norm)
+            kept = factors > 0
+            if not bool(kept.all()):  # a zero weight doesn't remove a NaN: take the rows out
+                factors, entries = factors[kept], [entry.take(kept) for entry in entries]
+            for entry in entries:
+                _add(entry, factors.to(x.dtype), views)
         return total
 
     def gradient_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...]) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        return gradient_sum(self._model, x, y, masks, self._asked)
+        return gradient_sum(self._model, self._laid_out(x), y, masks, self._asked)
 
-    def _add(self, total: Tensor, x: Tensor, y: Tensor, masks: tuple[Tensor, ...], max_grad_norm: float, first: bool) -> None:
-        tape = self._pass(x, y, masks)
-        products = [_product(entry) for entry in tape]
-        squared = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        for entry, product in zip(tape, products, strict=True):
-            squared += _squared_norms(entry, product)
-        factors = clip_factors(squared, max_grad_norm)
-        kept = factors > 0
-        if not bool(kept.all()):  # a zero weight doesn't remove a NaN: take the rows out
-            factors = factors[kept]
-            tape = [_Entry(e.layer, e.a[kept], e.b[kept]) for e in tape]
-            products = [None if p is None else p[kept] for p in products]
-        for entry, product in zip(tape, products, strict=True):
-            self._add_layer(total, entry, product, factors.to(x.dtype), first)
+    def _laid_out(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last) if self._images else x
 
     def _pass(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...]) -> list[_Entry]:
-        self._tape = []
+        tape: list[tuple[Layer, Tensor, Tensor]] = []
+        self._tape = tape
         try:
-            loss = example_losses(self._model(x, *masks), y).sum()
-            tape = self._tape
+            loss = example_losses(self._model(self._laid_out(x), *masks), y).sum()
         finally:
             self._tape = None
-        if len({id(e.layer) for e in tape}) != len(tape):
-            raise RuntimeError("a trained layer is called more than once a pass: its parts can't be clipped apart")
-        gradients = torch.autograd.grad(loss, [e.b for e in tape])
-        return [_Entry(e.layer, e.a, b) for e, b in zip(tape, gradients, strict=True)]
-
-    def _add_layer(self, total: Tensor, entry: _Entry, product: Tensor | None, factors: Tensor, first: bool) -> None:
-        layer = entry.layer
-        view = total[self._slices[id(layer.weight)]]
-        if product is None:
-            weighted = entry.b * factors[:, None]
-            torch.addmm(
-                view.view(layer.weight.shape),
-                weighted.t(),
-                entry.a,
-                beta=0 if first else 1,
-                out=view.view(layer.weight.shape),
-            )
-            if layer.bias is not None:
-                total[self._slices[id(layer.bias)]] += weighted.sum(0)
-            return
-        view += factors @ product.flatten(1)
-        if layer.bias is not None:
-            total[self._slices[id(layer.bias)]] += factors @ _bias_gradients(entry)
+        gradients = torch.autograd.grad(loss, [output for _, _, output in tape])
+        return [_Entry(layer, a, b) for (layer, a, _), b in zip(tape, gradients, strict=True)]
 
 
-def _product(entry: _Entry) -> Tensor | None:
-    """The per-example weight gradients, shape (n, out, in), of a layer with positions; None for a plain linear one."""
-    layer, a, b = entry.layer, entry.a, entry.b
-    if isinstance(layer, nn.Linear):
-        return None if a.dim() == 2 else torch.bmm(b.flatten(1, -2).transpose(1, 2), a.flatten(1, -2))
-    kernel, dilation, padding, stride = layer.kernel_size, layer.dilation, layer.padding, layer.stride
-    assert not isinstance(padding, str)
-    if isinstance(layer, nn.Conv1d):
-        a, kernel, dilation, padding, stride = a.unsqueeze(2), (1, *kernel), (1, *dilation), (0, *padding), (1, *stride)
-    columns = nn.functional.unfold(a, kernel, dilation, padding, stride)
-    return torch.bmm(b.flatten(2), columns.transpose(1, 2))
-
-
-def _bias_gradients(entry: _Entry) -> Tensor:
-    """The per-example bias gradients, shape (n, out)."""
-    if isinstance(entry.layer, nn.Linear):
-        return entry.b if entry.b.dim() == 2 else entry.b.flatten(1, -2).sum(1)
-    return entry.b.flatten(2).sum(2)
-
-
-def _squared_norms(entry: _Entry, product: Tensor | None) -> Tensor:
+def _squares(entry: _Entry) -> Tensor:
     """Squared norms of a layer's per-example gradients, weight and bias together: float64, shape (n,)."""
-    bias = 0 if entry.layer.bias is None else _row_squares(_bias_gradients(entry))
-    if product is None:
-        return _row_squares(entry.a) * _row_squares(entry.b) + bias
-    return _row_squares(product.flatten(1)) + bias
+    bias = 0 if entry.layer.bias is None else row_squares(entry.bias_rows())
+    if isinstance(entry.layer, nn.Linear):
+        if entry.b.dim() == 2:
+            return row_squares(entry.a) * row_squares(entry.b) + bias
+        entry.product = torch.bmm(entry.b.flatten(1, -2).transpose(1, 2), entry.a.flatten(1, -2))
+        return row_squares(entry.product.flatten(1)) + bias
+    columns, b = _columns(entry)
+    n, positions, inputs = len(b), b.shape[1], columns.shape[3:].numel()
+    entry.product = b.new_empty(n, b.shape[2], inputs)
+    squares = torch.empty(n, dtype=torch.float64, device=b.device)
+    rows = max(1, _COLUMNS // (positions * inputs)) if b.device.type == "cpu" else n
+    for start in range(0, n, rows):  # copy a part, multiply, take norms: all while it is in the cache
+        part = slice(start, start + rows)
+        unfolded = columns[part].reshape(-1, positions, inputs)
+        torch.bmm(b[part].transpose(1, 2), unfolded, out=entry.product[part])
+        squares[part] = row_squares(entry.product[part].flatten(1))
+    return squares + bias
 
 
-def _row_squares(rows: Tensor) -> Tensor:
-    """|row|^2 in float64: summed in the rows' own dtype where that is exact enough, again in float64 on overflow."""
-    squares = torch.linalg.vector_norm(rows, dim=1).double().square()
-    if not bool(squares.isfinite().all()):
-        squares = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
-    return squares
+def _columns(entry: _Entry) -> tuple[Tensor, Tensor]:
+    """A convolution's input windows as a view (n, rows, columns, kernel rows, kernel columns, channels), and its output
+    gradients (n, positions, out), channels innermost."""
+    layer, a, b = entry.layer, entry.a, entry.b
+    assert isinstance(layer, nn.Conv1d | nn.Conv2d) and not isinstance(layer.padding, str)
+    kernel, dilation, padding, stride = layer.kernel_size, layer.dilation, layer.padding, layer.stride
+    if isinstance(layer, nn.Conv1d):
+        a, b = a.unsqueeze(2), b.unsqueeze(2)
+        kernel, dilation, padding, stride = (1, *kernel), (1, *dilation), (0, *padding), (1, *stride)
+    a = nn.functional.pad(a.permute(0, 2, 3, 1), (0, 0, padding[1], padding[1], padding[0], padding[0])).contiguous()
+    b = b.permute(0, 2, 3, 1).contiguous()
+    per_record, per_row, per_column, _ = a.stride()
+    windows = a.as_strided(
+        (len(a), b.shape[1], b.shape[2], *kernel, a.shape[3]),
+        (per_record, per_row * stride[0], per_column * stride[1], per_row * dilation[0], per_column * dilation[1], 1),
+    )
+    return windows, b.flatten(1, 2)
+
+
+def _add(entry: _Entry, factors: Tensor, views: dict[int, Tensor]) -> None:
+    """Add the weighted sum of a layer's per-example gradients to the views of its weight and bias."""
+    layer = entry.layer
+    view = views.get(id(layer.weight))
+    if view is not None:
+        if entry.product is None:
+            view.addmm_((entry.b * factors[:, None]).t(), entry.a)
+        else:
+            summed = factors @ entry.product.flatten(1)
+            if isinstance(layer, nn.Linear):
+                view += summed.view(view.shape)
+            else:
+                channels_innermost = summed.view(layer.out_channels, *layer.kernel_size, layer.in_channels)
+                view += channels_innermost.movedim(-1, 1)
+    if layer.bias is not None and id(layer.bias) in views:
+        views[id(layer.bias)] += factors @ entry.bias_rows()

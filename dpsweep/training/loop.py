@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
 import numpy as np
 import torch
@@ -15,9 +14,9 @@ from dpsweep.mechanisms.base import Batch, Mechanism, Plan, State, Sum
 from dpsweep.models.base import Model
 from dpsweep.privacy.accounting import Unbounded
 from dpsweep.privacy.ledger import Ledger
-from dpsweep.privacy.noise import Randomness
+from dpsweep.privacy.noise import Hardening, Randomness
 from dpsweep.privacy.sampling import Poisson
-from dpsweep.training.per_example import Engine
+from dpsweep.training.engines import Prepared
 
 
 class LoopData:
@@ -28,13 +27,13 @@ class LoopData:
     neither noise nor the number of draws.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, model: Model, engine: Engine, plan: Plan, normalizer: int,
-                 randomness: Randomness, hardening: Literal["none", "sum4"]) -> None:  # fmt: skip
+    def __init__(self, prepared: Prepared, y: Tensor, model: Model, plan: Plan, normalizer: int,
+                 randomness: Randomness, hardening: Hardening) -> None:  # fmt: skip
         self.normalizer = normalizer
         self.ledger = Ledger(plan.step_events, plan.steps)
-        self._x, self._y = x, y
-        self._model, self._engine, self._plan = model, engine, plan
-        self._batches = plan.sampler.batches(len(x), randomness.stream("sampling"))
+        self._x, self._y = prepared.inputs, y
+        self._model, self._engine, self._plan = model, prepared.engine, plan
+        self._batches = plan.sampler.batches(len(y), randomness.stream("sampling"))
         self._noise = randomness.stream("noise")
         self._dropout = randomness.stream("dropout")
         self._hardening = hardening
@@ -64,13 +63,11 @@ class LoopData:
             raise ValueError(f"the sum moves by up to {total.sensitivity} and the noise was set for {sensitivity}")
         rate = self._plan.sampler.sample_rate if isinstance(self._plan.sampler, Poisson) else Fraction(1)
         self.ledger.charge(total.batch.number, rate, noise_multiplier * sensitivity / total.sensitivity)
-        noise = torch.from_numpy(self._noise.normal(total.value.numel(), hardening=self._hardening))
-        noise *= noise_multiplier * sensitivity
-        return total.value.double().add_(noise.to(total.value.device)).to(total.value.dtype)
+        return self._noise.add_normal(total.value, noise_multiplier * sensitivity, self._hardening)
 
     def _gather(self, batch: Batch) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         indices = torch.from_numpy(batch.indices).to(self._x.device)
-        return self._x[indices], self._y[indices], self._masks(len(indices))
+        return self._x.index_select(0, indices), self._y.index_select(0, indices), self._masks(len(indices))
 
     def _masks(self, n: int) -> tuple[Tensor, ...]:
         keep = 1 - self._model.dropout

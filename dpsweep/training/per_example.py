@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from dpsweep.models.base import example_losses
+from dpsweep.models.base import example_losses, flatten, flatten_rows, trained
 
 
 class Engine(Protocol):
@@ -35,9 +35,9 @@ def clip_factors(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
     return torch.where(norms.isfinite(), factors, torch.zeros_like(factors))
 
 
-def weighted_sum(rows: list[Tensor], max_grad_norm: float) -> Tensor:
+def weighted_sum(rows: list[Tensor], like: list[nn.Parameter], max_grad_norm: float) -> Tensor:
     """Clip and sum materialised per-example gradients: one tensor (n, ...) a parameter, in parameter order."""
-    flat = [row.flatten(1) for row in rows]
+    flat = flatten_rows(rows, like)
     squared = sum(torch.linalg.vector_norm(row, dim=1, dtype=torch.float64).square() for row in flat)
     factors = clip_factors(squared, max_grad_norm)  # type: ignore[arg-type]
     kept = factors > 0
@@ -66,11 +66,12 @@ class VmapEngine:
         if self._rows is None:
             self._rows = vmap(grad(self._loss), in_dims=(None, 0, 0, 0 if masks else None))
         detached = {name: p.detach() for name, p in self._trained.items()}
-        total = torch.cat([torch.zeros_like(p).reshape(-1) for p in detached.values()])
+        parameters = list(self._trained.values())
+        total = torch.zeros(sum(p.numel() for p in parameters), dtype=x.dtype, device=x.device)
         for start in range(0, len(x), self._physical):
             part = slice(start, start + self._physical)
             rows = self._rows(detached, x[part], y[part], tuple(mask[part] for mask in masks))
-            total += weighted_sum([rows[name] for name in detached], max_grad_norm)
+            total += weighted_sum([rows[name] for name in detached], parameters, max_grad_norm)
         return total
 
     def gradient_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...]) -> Tensor:
@@ -80,11 +81,11 @@ class VmapEngine:
 
 def gradient_sum(model: nn.Module, x: Tensor, y: Tensor, masks: tuple[Tensor, ...], physical: int | None) -> Tensor:
     """The gradient of the summed losses by one ordinary backward pass a physical batch, flat."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    total = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
+    parameters = trained(model)
+    total = torch.zeros(sum(p.numel() for p in parameters), dtype=x.dtype, device=x.device)
     physical = physical or max(1, len(x))
     for start in range(0, len(x), physical):
         part = slice(start, start + physical)
         loss = example_losses(model(x[part], *(mask[part] for mask in masks)), y[part]).sum()
-        total += torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
+        total += flatten(torch.autograd.grad(loss, parameters), parameters)
     return total

@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import torch
 from torch import Tensor, nn
 
-from dpsweep.models.base import example_losses
+from dpsweep.models.base import example_losses, trained
 from dpsweep.training.per_example import gradient_sum, weighted_sum
 
 
 class ReferenceEngine:
-    """Opacus' ``GradSampleModule``, fed in physical batches."""
+    """Opacus' ``GradSampleModule``, fed in physical batches.
+
+    It works on a copy of the model with contiguous weights, renewed before each sum: Opacus unfolds a convolution's
+    input by strides that only hold for contiguous tensors, and is silently wrong with the channels innermost.
+    """
 
     def __init__(self, model: nn.Module, physical_batch: int | None) -> None:
         from opacus import GradSampleModule
 
         self._model = model
         self._asked = physical_batch
-        self._physical = physical_batch or 1024
-        self._hooked = GradSampleModule(model, loss_reduction="sum")
-        self._hooked.disable_hooks()  # the model is shared with evaluation and with plain gradients
+        duplicate = copy.deepcopy(model).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        self._parameters = trained(duplicate)
+        self._hooked = GradSampleModule(duplicate, loss_reduction="sum")
 
     def clipped_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...], max_grad_norm: float) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        parameters = [p for p in self._model.parameters() if p.requires_grad]
-        total = torch.cat([torch.zeros_like(p).reshape(-1) for p in parameters])
-        self._hooked.enable_hooks()
-        for start in range(0, len(x), self._physical):
-            part = slice(start, start + self._physical)
+        originals = trained(self._model)
+        with torch.no_grad():
+            for mine, theirs in zip(self._parameters, originals, strict=True):
+                mine.copy_(theirs)
+        total = torch.zeros(sum(p.numel() for p in originals), dtype=x.dtype, device=x.device)
+        physical = self._asked or 1024
+        for start in range(0, len(x), physical):
+            part = slice(start, start + physical)
             with warnings.catch_warnings():  # "backward hook is firing ... no inputs require gradients": as intended
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
                 example_losses(self._hooked(x[part], *(mask[part] for mask in masks)), y[part]).sum().backward()
-            total += weighted_sum([p.grad_sample for p in parameters], max_grad_norm)  # type: ignore[attr-defined]
-            for p in parameters:
+            rows = [p.grad_sample for p in self._parameters]  # type: ignore[attr-defined]
+            total += weighted_sum(rows, originals, max_grad_norm)
+            for p in self._parameters:
                 p.grad = None
                 p.grad_sample = None  # type: ignore[attr-defined]
-        self._hooked.disable_hooks()
         return total
 
     def gradient_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...]) -> Tensor:

@@ -1,0 +1,57 @@
+"""Which engine trains a model, and what it is fed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpsweep.models.base import HeadModel, Model
+from dpsweep.training.frozen import FeatureCache, HeadEngine
+from dpsweep.training.layered import LayeredEngine, supports
+from dpsweep.training.per_example import Engine, VmapEngine
+
+_CACHE = FeatureCache()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An engine and its inputs.
+
+    Attributes:
+        inputs: one row a record: the data, or frozen features of it.
+        cached: whether they are features.
+        seconds: what computing the features took, when they were computed (they may be shared).
+    """
+
+    engine: Engine
+    inputs: Tensor
+    cached: bool = False
+    seconds: float = 0.0
+
+
+def prepare(name: str, model: Model, x: Tensor, key: str, physical_batch: int | None) -> Prepared:
+    """The engine of a name for a model over all records `x`; `key` names the data in the cache of features.
+
+    `default` is the fastest that fits the model: the closed form over cached features for frozen representations, layer
+    rules for networks made of linear layers and convolutions, else ``torch.func``. `uncached` recomputes frozen
+    features in every step, as the DP-RVFL paper's timing does. `vmap` and `reference` (Opacus) serve to compare.
+    """
+    if any(isinstance(layer, nn.Conv2d) for layer in model.modules()):
+        # Convolutions are fastest with the channels innermost. It's the order of flat vectors too, noise included, so it
+        # is the same for every engine.
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if name == "reference":
+        from dpsweep.training.reference import ReferenceEngine
+
+        return Prepared(ReferenceEngine(model, physical_batch), x)
+    if name == "vmap":
+        return Prepared(VmapEngine(model, physical_batch), x)
+    if isinstance(model, HeadModel):
+        features = _CACHE.of(model, x, key) if name == "default" else None
+        if features is None:
+            return Prepared(HeadEngine(model, False, physical_batch), x)
+        return Prepared(HeadEngine(model, True, physical_batch), features.values, bool(model.stages()), features.seconds)
+    engine = LayeredEngine if supports(model, tuple(x.shape[1:])) else VmapEngine
+    return Prepared(engine(model, physical_batch), x)
