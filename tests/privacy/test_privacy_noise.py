@@ -47,7 +47,7 @@ def test_neighbouring_normals_are_independent():
 
 def test_extreme_uniforms_give_finite_tails(monkeypatch):
     s = stream()
-    for word, radius in ((0, math.sqrt(128 * math.log(2))), (2**64 - 1, 0.0)):
+    for word, radius in ((0, math.sqrt(126 * math.log(2))), (2**63, 0.0)):
         monkeypatch.setattr(s, "_words", lambda n, word=word: np.full(n, word, dtype="<u8"))
         assert np.hypot(*s.normal(2)) == pytest.approx(radius, abs=1e-12)
     for word, value in ((0, -63 * math.log(2)), (1, 63 * -math.log(2)), (2**64 - 1, 0.0), (2**64 - 2, 0.0)):
