@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import platform
@@ -16,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dpsweep.build import build, plan_of
+from dpsweep.build import build, plan_of, target_class
 from dpsweep.errors import UsageError
 from dpsweep.mechanisms.base import Guarantee
 from dpsweep.records import Records
@@ -187,8 +188,10 @@ def load_data(key: str, data_dir: Path, device: str) -> tuple[Any, Any, Any]:
 
 
 def optimizer_of(values: dict[str, Any]) -> Callable[..., Any]:
-    """A factory of the configured optimizer over given parameters."""
-    return lambda parameters: build("optimizer", values["optimizer"], parameters)
+    """A factory of the configured optimizer over given parameters: in its fused form, one pass over memory, if it has one."""
+    node = values["optimizer"]
+    fused = "fused" in inspect.signature(target_class("optimizer", node)).parameters
+    return lambda parameters: build("optimizer", {"fused": True, **node} if fused else node, parameters)
 
 
 def evaluate_model(model: Any, dataset: Any, device: Any) -> dict[str, float | None]:

@@ -32,4 +32,4 @@ class Gaussian(Mechanism):
         batch = data.draw()
         total = data.clipped_sum(batch, self.max_grad_norm)
         noisy = data.release(total, self.max_grad_norm, state.plan.noise_multiplier)
-        state.update(noisy / data.normalizer)
+        state.update(noisy.div_(data.normalizer))

@@ -29,10 +29,17 @@ class Model(nn.Module):
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of a frozen representation: equal keys mean equal functions, so their results can be shared."""
+    """One step of a frozen representation.
+
+    Attributes:
+        key: equal keys mean equal functions, so that their results can be shared.
+        width: of the result.
+        apply: ``apply(x, out)`` writes the result for inputs (n, some width) into `out`, shape (n, width).
+    """
 
     key: tuple[Any, ...]
-    apply: Callable[[Tensor], Tensor]
+    width: int
+    apply: Callable[[Tensor, Tensor], None]
 
 
 class HeadModel(Model):
@@ -41,7 +48,7 @@ class HeadModel(Model):
     head: nn.Linear
 
     def stages(self) -> list[Stage]:
-        """The representation as a chain of functions of (n, width) to (n, other width); none: the input itself."""
+        """The representation as a chain; none: the flattened input itself."""
         return []
 
     def features(self, x: Tensor) -> Tensor:
@@ -49,7 +56,9 @@ class HeadModel(Model):
         z = x.flatten(1)
         with torch.no_grad():
             for stage in self.stages():
-                z = stage.apply(z)
+                out = z.new_empty(len(z), stage.width)
+                stage.apply(z, out)
+                z = out
         return z
 
     def forward(self, x: Tensor) -> Tensor:

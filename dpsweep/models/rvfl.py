@@ -59,17 +59,20 @@ class RandomFeatures(HeadModel):
         """The projection, where there is one, then the hidden layer: both fixed by the seed and the widths."""
         stages = []
         if self.projection is not None:
-            stages.append(Stage(("projection", self._seed, self._width), self._project))
+            stages.append(Stage(("projection", self._seed, self._width), PROJECTED, self._project))
         if self.weight is not None:
-            hidden = self.weight.shape[1]
-            stages.append(Stage(("hidden", self._seed, hidden, self.direct_link), self._expand))
+            key = ("hidden", self._seed, self.weight.shape[1], self.direct_link)
+            stages.append(Stage(key, self.head.in_features, self._expand))
         return stages
 
-    def _project(self, x: Tensor) -> Tensor:
+    def _project(self, x: Tensor, out: Tensor) -> None:
         assert self.projection is not None
-        return x @ self.projection
+        torch.mm(x, self.projection, out=out)
 
-    def _expand(self, x: Tensor) -> Tensor:
+    def _expand(self, x: Tensor, out: Tensor) -> None:
         assert self.weight is not None and self.bias is not None
-        h = torch.addmm(self.bias, x, self.weight).tanh_()
-        return torch.cat([x, h], dim=1) if self.direct_link else h
+        h = out
+        if self.direct_link:
+            out[:, : x.shape[1]] = x
+            h = out[:, x.shape[1] :]
+        torch.tanh(torch.addmm(self.bias, x, self.weight), out=h)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpsweep.models.base import HeadModel
+from dpsweep.models.base import HeadModel, Stage
 from dpsweep.training.per_example import clip_factors
 
 LIMIT = 4 * 2**30  # bytes of representations that a process keeps
-_ROWS = 4096  # records that pass through a frozen layer at a time
+_ROWS = 1024  # records that pass through a frozen layer at a time
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FeatureCache:
             kept = self._kept.get(path)
             if kept is None:
                 begun = time.perf_counter()
-                values = self._compute(stage.apply, found.values)
+                values = self._compute(stage, found.values)
                 if values is None:
                     return None
                 kept = self._kept[path] = Features(values, found.seconds + time.perf_counter() - begun)
@@ -54,17 +54,16 @@ class FeatureCache:
             found = kept
         return found
 
-    def _compute(self, apply: object, values: Tensor) -> Tensor | None:
+    def _compute(self, stage: Stage, values: Tensor) -> Tensor | None:
+        size = len(values) * stage.width * values.element_size()
+        if size > self._limit:
+            return None
+        while self._kept and self._bytes() + size > self._limit:
+            self._kept.popitem(last=False)
+        out = values.new_empty(len(values), stage.width)
         with torch.no_grad():
-            width = apply(values[:1]).shape[1]  # type: ignore[operator]
-            size = len(values) * width * values.element_size()
-            if size > self._limit:
-                return None
-            while self._kept and self._bytes() + size > self._limit:
-                self._kept.popitem(last=False)
-            out = values.new_empty(len(values), width)
             for start in range(0, len(values), _ROWS):
-                out[start : start + _ROWS] = apply(values[start : start + _ROWS])  # type: ignore[operator]
+                stage.apply(values[start : start + _ROWS], out[start : start + _ROWS])
         return out
 
     def _bytes(self) -> int:

@@ -107,7 +107,9 @@ class LayeredEngine:
 
     def clipped_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...], max_grad_norm: float) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        total = torch.zeros(sum(p.numel() for p in self._parameters), dtype=x.dtype, device=x.device)
+        total = torch.empty(sum(p.numel() for p in self._parameters), dtype=x.dtype, device=x.device)
+        if len(x) == 0:
+            return total.zero_()
         views = {id(p): view for p, view in zip(self._parameters, unflatten(total, self._parameters), strict=True)}
         physical = self._asked or _PHYSICAL
         for start in range(0, len(x), physical):
@@ -119,7 +121,7 @@ class LayeredEngine:
             if not bool(kept.all()):  # a zero weight doesn't remove a NaN: take the rows out
                 factors, entries = factors[kept], [entry.take(kept) for entry in entries]
             for entry in entries:
-                _add(entry, factors.to(x.dtype), views)
+                _add(entry, factors.to(x.dtype), views, first=start == 0)
         return total
 
     def gradient_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...]) -> Tensor:
@@ -180,19 +182,18 @@ def _columns(entry: _Entry) -> tuple[Tensor, Tensor]:
     return windows, b.flatten(1, 2)
 
 
-def _add(entry: _Entry, factors: Tensor, views: dict[int, Tensor]) -> None:
-    """Add the weighted sum of a layer's per-example gradients to the views of its weight and bias."""
-    layer = entry.layer
-    view = views.get(id(layer.weight))
-    if view is not None:
+def _add(entry: _Entry, factors: Tensor, views: dict[int, Tensor], first: bool) -> None:
+    """Put (first) or add the weighted sum of a layer's per-example gradients into the views of its weight and bias."""
+    layer, keep = entry.layer, 0 if first else 1
+    weight, bias = views.get(id(layer.weight)), views.get(id(layer.bias))
+    if weight is not None:
         if entry.product is None:
-            view.addmm_((entry.b * factors[:, None]).t(), entry.a)
+            weight.addmm_((entry.b * factors[:, None]).t(), entry.a, beta=keep)
         else:
             summed = factors @ entry.product.flatten(1)
-            if isinstance(layer, nn.Linear):
-                view += summed.view(view.shape)
-            else:
-                channels_innermost = summed.view(layer.out_channels, *layer.kernel_size, layer.in_channels)
-                view += channels_innermost.movedim(-1, 1)
-    if layer.bias is not None and id(layer.bias) in views:
-        views[id(layer.bias)] += factors @ entry.bias_rows()
+            if not isinstance(layer, nn.Linear):  # channels innermost, as the product has them
+                summed = summed.view(layer.out_channels, *layer.kernel_size, layer.in_channels).movedim(-1, 1)
+            summed = summed.reshape(weight.shape)
+            weight.copy_(summed) if first else weight.add_(summed)
+    if bias is not None:
+        bias.addmv_(entry.bias_rows().t(), factors, beta=keep)

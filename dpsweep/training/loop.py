@@ -76,7 +76,7 @@ class LoopData:
             size = n * int(np.prod(shape))
             bits = self._dropout.uint64((size + 1) // 2).view(np.uint32)[:size]
             mask = torch.from_numpy(bits < np.uint32(round(keep * 2**32))).reshape(n, *shape)
-            masks.append(mask.to(self._x.device, self._x.dtype) / keep)
+            masks.append(mask.to(self._x.device, self._x.dtype).mul_(1 / keep))
         return tuple(masks)
 
 
