@@ -34,12 +34,12 @@ class Stage:
     Attributes:
         key: equal keys mean equal functions, so that their results can be shared.
         width: of the result.
-        apply: ``apply(x, out)`` writes the result for inputs (n, some width) into `out`, shape (n, width).
+        apply: from inputs (n, some width) to the result (n, width).
     """
 
     key: tuple[Any, ...]
     width: int
-    apply: Callable[[Tensor, Tensor], None]
+    apply: Callable[[Tensor], Tensor]
 
 
 class HeadModel(Model):
@@ -56,9 +56,7 @@ class HeadModel(Model):
         z = x.flatten(1)
         with torch.no_grad():
             for stage in self.stages():
-                out = z.new_empty(len(z), stage.width)
-                stage.apply(z, out)
-                z = out
+                z = stage.apply(z)
         return z
 
     def forward(self, x: Tensor) -> Tensor:

@@ -65,14 +65,11 @@ class RandomFeatures(HeadModel):
             stages.append(Stage(key, self.head.in_features, self._expand))
         return stages
 
-    def _project(self, x: Tensor, out: Tensor) -> None:
+    def _project(self, x: Tensor) -> Tensor:
         assert self.projection is not None
-        torch.mm(x, self.projection, out=out)
+        return x @ self.projection
 
-    def _expand(self, x: Tensor, out: Tensor) -> None:
+    def _expand(self, x: Tensor) -> Tensor:
         assert self.weight is not None and self.bias is not None
-        h = out
-        if self.direct_link:
-            out[:, : x.shape[1]] = x
-            h = out[:, x.shape[1] :]
-        torch.tanh(torch.addmm(self.bias, x, self.weight), out=h)
+        h = torch.tanh(torch.addmm(self.bias, x, self.weight))
+        return torch.cat([x, h], dim=1) if self.direct_link else h
