@@ -9,6 +9,7 @@ from torch import nn
 from zoo import COMPOSER, SHAPES, cases, make
 
 from dpsweep.build import build
+from dpsweep.errors import UsageError
 from dpsweep.models.base import Model, example_losses, mixes_records, probabilities
 
 DATASETS = {"mnist": ((1, 28, 28), 10), "cifar10": ((3, 32, 32), 10), "cardio": ((32,), 2), "heart": ((47,), 2)}
@@ -99,3 +100,12 @@ def test_losses_and_probabilities():
     torch.testing.assert_close(
         example_losses(many, torch.tensor([0, 1, 2, 0])), -torch.log(probabilities(many)[range(4), [0, 1, 2, 0]])
     )
+
+
+def test_attention_reads_images_of_whole_patches():
+    with pytest.raises(UsageError, match=r"patch=4.*10x8"):
+        build("model", COMPOSER.compose([("model", "attention")]).values["model"], (1, 10, 8), 10, 0)
+    with pytest.raises(UsageError, match="reads image data"):
+        COMPOSER.compose([("model", "attention"), ("dataset", "heart")])
+    model = of("attention", "mnist")
+    assert model.positions.shape == (49, 32) and len({tuple(row.tolist()) for row in model.positions}) == 49
