@@ -13,14 +13,10 @@ from dpsweep.config import fraction
 from dpsweep.errors import UsageError
 from dpsweep.mechanisms.base import Account, Mechanism, Plan, Schedule
 from dpsweep.privacy.sampling import protocol_numbers
+from dpsweep.tasks import DESCRIPTIVE
 
 # Keys of a group's node that are not arguments of its class.
-_NOT_ARGUMENTS = {
-    "dataset": {"name", "about", "kind", "classes", "shape", "reference_size", "public", "schedule"},
-    "model": {"name", "about", "inputs"},
-    "mechanism": {"name", "about", "private", "without_budget"},
-    "optimizer": {"name", "about"},
-}
+_NOT_ARGUMENTS = {group: keys | {"name", "reference_size"} for group, keys in DESCRIPTIVE.items()}
 
 
 def target_class(group: str, node: dict[str, Any]) -> Any:

@@ -11,12 +11,13 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from dpsweep.config import fraction
 from dpsweep.tasks import Settings, Task, available_cores
 
 Stop = Callable[[], int]  # how often the user asked to stop: 1 finishes what runs, 2 ends it
@@ -50,7 +51,7 @@ class Inline:
 
 
 class Pool:
-    """Worker processes on this machine; the threads are shared out among them.
+    """Worker processes on this machine; the threads are shared out among them, big tasks start first.
 
     Workers come from a fork server that has imported torch and run nothing, so that a worker starts in milliseconds and
     inherits no thread and no generator. A worker ends as soon as its parent is gone.
@@ -67,28 +68,68 @@ class Pool:
             "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         )
         if context.get_start_method() == "forkserver":
-            context.set_forkserver_preload(["dpsweep.training.loop", "dpsweep.runner"])
-        queue = deque(tasks)
+            context.set_forkserver_preload(
+                ["dpsweep.training.engines", "dpsweep.training.loop", "dpsweep.runner", "torch._dynamo"]
+            )
+        queue = _Queue(tasks)
         workers = [_Worker(context, settings, alone=count == 1) for _ in range(count)]
         try:
-            while queue or any(worker.task for worker in workers):
+            while queue.groups or any(worker.task for worker in workers):
                 asked = stop()
                 if asked:
-                    queue.clear()
+                    queue.groups.clear()
                 if asked > 1:
                     return
                 for i, worker in enumerate(workers):
-                    if queue and worker.task is None:
-                        if not worker.give(queue[0]):
+                    if queue.groups and worker.task is None:
+                        task = queue.take(worker.last)
+                        if not worker.give(task):
                             workers[i] = worker = _Worker(context, settings, alone=count == 1)
-                            worker.give(queue[0])
-                        queue.popleft()
+                            worker.give(task)
                 busy = {worker.connection: worker for worker in workers if worker.task}
                 for ready in wait(list(busy), timeout=0.2):
                     yield busy[ready].collect()  # type: ignore[index]
         finally:
             for worker in workers:
                 worker.end()
+
+
+def affinity(task: Task) -> str:
+    """Tasks with equal ones share frozen features in a worker's memory; a task that shares nothing has one of its own."""
+    if not task.values["model"].get("frozen", False):
+        return task.id
+    values = task.values
+    return f"{values['dataset']['name']} {values['split']} {values['split_seed']} {values['seed']}"
+
+
+def cost(task: Task) -> float:
+    """A rough size of a task, to start the big ones first: records passed, times their size, times the model's cost."""
+    values = task.values
+    records = values["dataset"]["reference_size"] * (values["epochs"] or 1)
+    if values["steps"] is not None:
+        records = values["dataset"]["reference_size"] * float(fraction(values["sample_rate"])) * values["steps"]
+    return records * prod(values["dataset"]["shape"]) * values["model"].get("cost", 10)
+
+
+class _Queue:
+    """Tasks in groups that share features, the most work first."""
+
+    def __init__(self, tasks: list[Task]) -> None:
+        groups: dict[str, list[Task]] = {}
+        for task in tasks:
+            groups.setdefault(affinity(task), []).append(task)
+        self.groups = dict(sorted(groups.items(), key=lambda group: -sum(map(cost, group[1]))))
+        self._started: set[str] = set()
+
+    def take(self, last: str | None) -> Task:
+        """The next task for a worker: of its own group, else of a new one, else of the one with the most left."""
+        fresh = (name for name in self.groups if name not in self._started)
+        name = last if last in self.groups else next(fresh, None) or max(self.groups, key=lambda g: len(self.groups[g]))
+        self._started.add(name)
+        task = self.groups[name].pop(0)
+        if not self.groups[name]:
+            del self.groups[name]
+        return task
 
 
 class _Worker:
@@ -98,6 +139,7 @@ class _Worker:
         self.connection: Connection
         self.connection, theirs = context.Pipe()
         self.task: Task | None = None
+        self.last: str | None = None
         self._process = context.Process(target=_serve, args=(theirs, settings, alone), daemon=True)
         self._process.start()
         theirs.close()
@@ -108,7 +150,7 @@ class _Worker:
             self.connection.send(task)
         except OSError:
             return False
-        self.task = task
+        self.task, self.last = task, affinity(task)
         return True
 
     def collect(self) -> Outcome:

@@ -18,9 +18,9 @@ from dpsweep.errors import UsageError
 PROTOCOL = 1  # raised when the same configuration would come to mean another computation
 
 # Keys of a group's node that describe it without changing the result.
-_DESCRIPTIVE = {
+DESCRIPTIVE = {
     "dataset": {"about", "kind", "classes", "shape", "public", "schedule"},
-    "model": {"about", "inputs"},
+    "model": {"about", "inputs", "cost", "frozen"},
     "mechanism": {"about", "private", "without_budget"},
     "optimizer": {"about"},
     "accountant": {"about"},
@@ -53,7 +53,7 @@ class Task:
     @property
     def labels(self) -> dict[str, Any]:
         """What tables and records call the task."""
-        named = {group: self.config.get(group, {}).get("name") for group in _DESCRIPTIVE}
+        named = {group: self.config.get(group, {}).get("name") for group in DESCRIPTIVE}
         rest = {
             "target_epsilon": self.config.get("epsilon"),
             "seed": self.config["seed"],
@@ -115,7 +115,7 @@ def task_id(canonical: dict[str, Any]) -> str:
 def _canonical(values: dict[str, Any]) -> dict[str, Any]:
     canonical: dict[str, Any] = {"protocol": PROTOCOL}
     private = values["mechanism"].get("private", True)
-    for group, descriptive in _DESCRIPTIVE.items():
+    for group, descriptive in DESCRIPTIVE.items():
         if group == "accountant" and not private:
             continue
         node = {key: value for key, value in values[group].items() if key not in descriptive}
