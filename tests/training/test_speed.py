@@ -1,0 +1,70 @@
+"""Properties of cost that don't depend on a quiet machine: bounded memory, flushed denormals; and the GPU, where there is one."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from zoo import COMPOSER
+
+from dpsweep.runner import run_task
+from dpsweep.tasks import Settings, Task
+
+GROWTH = """
+import resource, sys, torch
+from zoo import COMPOSER
+from dpsweep.build import build
+from dpsweep.training.engines import prepare
+torch.set_num_threads(1)
+model = build("model", COMPOSER.compose([("model", sys.argv[1])]).values["model"], (3, 32, 32), 10, 0)
+x, y = torch.rand(4096, 3, 32, 32), torch.randint(10, (4096,))
+keep = tuple(torch.full((4096, *shape), 1.25) for shape in model.mask_shapes)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+ready = prepare("default", model, x, "", None)
+assert ready.engine.clipped_sum(ready.inputs, y, keep, 1.0).isfinite().all()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["dense", "cnn", "attention", "rvfl"])
+def test_a_batch_of_4096_grows_memory_by_less_than_a_gigabyte(model):
+    done = subprocess.run([sys.executable, "-c", GROWTH, model], capture_output=True, text=True, cwd="tests")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 1024  # MB over the loaded data
+
+
+def test_training_flushes_denormals_and_takes_it_back(monkeypatch):
+    """Numbers below 1e-38 cost a hundred times an ordinary one: during training they are zero."""
+    tiny, seen = torch.tensor([1e-39]), []
+    import dpsweep.training.loop as loop
+
+    train = loop.train
+    monkeypatch.setattr(loop, "train", lambda *a: seen.append(float((tiny * 1.0)[0])) or train(*a))
+    config = COMPOSER.compose([("dataset", "breast_cancer"), ("epochs", 1)])
+    assert run_task(Task.from_config(config), Settings.from_config(config))["status"] == "done"
+    assert seen == [0.0]
+    assert float((tiny * 1.0)[0]) > 0
+
+
+cuda = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device")]
+
+
+@pytest.mark.parametrize("model", [pytest.param(m, marks=cuda) for m in COMPOSER.options("model")])
+def test_a_gpu_trains_as_the_cpu_does(model):
+    """Seeded noise is the same on both, since the cipher's bits are made on the CPU."""
+    records = []
+    for device in ("cpu", "cuda"):
+        items = {"model": model, "epochs": 1, "device": device, "noise.source": "seeded"}
+        config = COMPOSER.compose(list(items.items()))
+        records.append(run_task(Task.from_config(config), Settings.from_config(config)))
+    assert [r["status"] for r in records] == ["done", "done"], records
+    assert records[0]["test_auroc"] == pytest.approx(records[1]["test_auroc"], abs=0.02)
+
+
+@pytest.mark.parametrize("n", [pytest.param(n, marks=cuda) for n in (1, 1000, 100_000)])
+def test_noise_on_a_gpu_is_the_noise_of_the_cpu(n):
+    from dpsweep.privacy.noise import Randomness
+
+    cpu, gpu = (Randomness.seeded(3).stream("noise").add_normal(torch.zeros(n, device=d), 2.0).cpu() for d in ("cpu", "cuda"))
+    torch.testing.assert_close(cpu, gpu, rtol=1e-6, atol=1e-6)
