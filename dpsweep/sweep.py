@@ -71,12 +71,11 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
     records = Records(settings.output_dir)
     records.prepare()
     say = (lambda text: None) if quiet else _say
-    for task in tasks:
-        with records.claim(task.id) as free:
-            moved = records.set_aside_damaged(task.id) if free else None
-        if moved:
-            say(moved)
     status = status_of(tasks, records)
+    for name in status.damaged:
+        with records.claim(name) as free:
+            if free and (moved := records.set_aside_damaged(name)):
+                say(moved)
     result = Result(done=len(status.done))
     wanted = set(status.to_run)
     todo = [task for task in tasks if task.id in wanted]

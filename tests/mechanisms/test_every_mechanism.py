@@ -4,6 +4,7 @@ import pytest
 
 from dpsweep.build import plan_of
 from dpsweep.config import Composer, parse
+from dpsweep.privacy.accounting import epsilon, event_from_json
 from dpsweep.runner import run_task
 from dpsweep.tasks import Settings, Task
 
@@ -38,7 +39,9 @@ def test_the_record_tells_what_is_proved(mechanism):
     if record["epsilon"] is None:
         assert record["guarantee_reason"]
     else:
-        assert 0 < record["epsilon"] <= 1.3 and record["adjacency"] and record["protects"]
+        assert record["epsilon"] <= 1.3 and record["adjacency"] and record["protects"]
+        charged = [(event_from_json(event), count) for event, count in record["events"]]
+        assert record["epsilon"] >= epsilon(charged, record["delta"]).epsilon > 0  # what the ledger saw fits the promise
     assert sum(count for _, count in record["events"]) >= record["steps"]
 
 

@@ -32,20 +32,6 @@ def adam(parameters):
     return torch.optim.Adam(parameters, lr=0.05)
 
 
-class Spying(Gaussian):
-    """DP-SGD that remembers its batches."""
-
-    def __init__(self):
-        super().__init__(1.0)
-        self.batches = []
-
-    def step(self, state, data):
-        draw = data.draw
-        data.draw = lambda: self.batches.append(draw()) or self.batches[-1]
-        super().step(state, data)
-        data.draw = draw
-
-
 def test_exactly_t_steps_are_taken_and_charged():
     model, plan, data = setting(steps=7)
     trained = train(Gaussian(1.0), plan, model, data, adam)
