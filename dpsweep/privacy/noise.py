@@ -163,10 +163,14 @@ class Stream:
         """
         import torch
 
-        return self.add_normal(torch.zeros(n, dtype=torch.float64), 1.0, hardening).numpy()
+        return self._add_cipher_normal(torch.zeros(n, dtype=torch.float64), 1.0, hardening).numpy()
 
     def add_normal(self, values: torch.Tensor, deviation: float, hardening: Hardening = "none") -> torch.Tensor:
-        """``values`` plus independent N(0, deviation^2), added in float64 and then rounded to the dtype of ``values``.
+        """``values`` plus independent N(0, deviation^2).
+
+        Secure noise is made of the cipher's bits, added in float64 and then rounded to the dtype of ``values``. Seeded
+        noise, which hides nothing anyway, comes from PyTorch's own generator, seeded by the next word of the stream: it is
+        about twice as fast. With ``sum4`` both take the first way.
 
         Args:
             values: shape (n,), any floating dtype, any device: the cipher's bits are made on the CPU and transformed where
@@ -177,6 +181,14 @@ class Stream:
         Returns:
             A new tensor like ``values``.
         """
+        import torch
+
+        if self._randomness.is_secure or hardening != "none":
+            return self._add_cipher_normal(values, deviation, hardening)
+        generator = torch.Generator(values.device).manual_seed(int(self.uint64(1)[0] >> np.uint64(1)))
+        return torch.empty_like(values).normal_(0, deviation, generator=generator).add_(values)
+
+    def _add_cipher_normal(self, values: torch.Tensor, deviation: float, hardening: Hardening) -> torch.Tensor:
         import torch
 
         if hardening not in ("none", "sum4"):

@@ -184,15 +184,28 @@ def test_noise_is_added_in_float64_and_rounded_once():
     import torch
 
     values = torch.linspace(-1, 1, 50_001)
-    exact = values.double().numpy() + 0.3 * stream().normal(len(values))
-    np.testing.assert_array_equal(stream().add_normal(values, 0.3).numpy(), exact.astype(np.float32))
+    first, second = (Randomness(bytes(32), secure=True).stream("noise") for _ in range(2))
+    exact = values.double() + 0.3 * torch.from_numpy(first.normal(len(values)))
+    torch.testing.assert_close(second.add_normal(values, 0.3), exact.float(), rtol=1e-7, atol=0)
     assert values[0] == -1
+
+
+def test_seeded_noise_follows_the_normal_law_and_repeats():
+    import torch
+
+    values = torch.full((N,), 5.0)
+    s = stream()
+    first, second = s.add_normal(values, 2.0), s.add_normal(values, 2.0)
+    assert torch.equal(stream().add_normal(values, 2.0), first) and not torch.equal(first, second)
+    for noisy in (first, second):
+        assert stats.kstest(noisy.numpy(), "norm", (5, 2)).pvalue > 1e-3
+    assert abs(np.corrcoef(first, second)[0, 1]) < 4 / math.sqrt(N)
 
 
 def test_normals_are_fast():
     import torch
 
-    s, values, best = stream(), torch.zeros(1_000_000), 9.0
+    s, values, best = Randomness.secure().stream("noise"), torch.zeros(1_000_000), 9.0
     for _ in range(5):
         start = time.process_time()
         s.add_normal(values, 1.0)

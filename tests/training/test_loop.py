@@ -165,7 +165,7 @@ def test_trajectories_agree_between_engines(other, name, kind):
         plan = Plan(Poisson(q), dp_sgd_events(q, 1.0), steps, 1.0, 1.0)
         ready = prepare(engine, model, x, f"{name} {kind}", cut)
         data = LoopData(ready, y, model, plan, 10, Randomness.seeded(0), "none")
-        train(Gaussian(1.0), plan, model, data, adam)
+        train(Gaussian(1.0), plan, model, data, lambda p: torch.optim.Adam(p, lr=1e-3))  # the papers' rate
         ends.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
     torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-9)
 

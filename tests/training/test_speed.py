@@ -52,19 +52,22 @@ cuda = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reas
 
 @pytest.mark.parametrize("model", [pytest.param(m, marks=cuda) for m in COMPOSER.options("model")])
 def test_a_gpu_trains_as_the_cpu_does(model):
-    """Seeded noise is the same on both, since the cipher's bits are made on the CPU."""
+    """To the accuracy of an epoch with other seeded noise: each device has its own generator."""
     records = []
     for device in ("cpu", "cuda"):
         items = {"model": model, "epochs": 1, "device": device, "noise.source": "seeded"}
         config = COMPOSER.compose(list(items.items()))
         records.append(run_task(Task.from_config(config), Settings.from_config(config)))
     assert [r["status"] for r in records] == ["done", "done"], records
-    assert records[0]["test_auroc"] == pytest.approx(records[1]["test_auroc"], abs=0.02)
+    assert records[0]["test_auroc"] == pytest.approx(records[1]["test_auroc"], abs=0.1)
 
 
 @pytest.mark.parametrize("n", [pytest.param(n, marks=cuda) for n in (1, 1000, 100_000)])
-def test_noise_on_a_gpu_is_the_noise_of_the_cpu(n):
+def test_secure_noise_on_a_gpu_is_made_of_the_same_bits(n):
     from dpsweep.privacy.noise import Randomness
 
-    cpu, gpu = (Randomness.seeded(3).stream("noise").add_normal(torch.zeros(n, device=d), 2.0).cpu() for d in ("cpu", "cuda"))
+    cpu, gpu = (
+        Randomness(bytes(32), secure=True).stream("noise").add_normal(torch.zeros(n, device=d), 2.0).cpu()
+        for d in ("cpu", "cuda")
+    )
     torch.testing.assert_close(cpu, gpu, rtol=1e-6, atol=1e-6)
