@@ -94,7 +94,7 @@ class CountingData(LoopData):
     def draw(self) -> Any:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
         batch = super().draw()
-        self.records += len(batch.indices)
+        self.records += len(self._indices[batch.number])
         return batch
 
 
@@ -116,7 +116,7 @@ def prepare(task: Task, settings: Settings, x: Tensor, y: Tensor) -> Contestant:
     def step() -> int:
         before = data.records
         mechanism.step(state, data)
-        data.ledger.close_step()
+        data.close_step()
         return data.records - before
 
     step()  # features may be made on first use

@@ -17,7 +17,6 @@ from dpsweep.privacy.calibration import calibrate
 from dpsweep.privacy.sampling import Everything, Poisson, Shuffle
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from dpsweep.privacy.ledger import Ledger
@@ -110,29 +109,32 @@ class Guarantee:
 
 @dataclass(frozen=True)
 class Batch:
-    """An independent sample of record positions, drawn by the plan's sampler; `number` names it in the ledger."""
+    """A handle of an independent sample of records; which and how many they are stays behind the door.
+
+    Attributes:
+        number: its name in the ledger, ascending over the run.
+    """
 
     number: int
-    indices: np.ndarray
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum over one batch, not yet private.
+    """A handle of a sum over one batch, not yet private: its value stays behind the door until it is released.
 
     Attributes:
-        value: shape (trainable parameters,), in their dtype and on their device.
+        number: names it.
         batch: the batch that it was formed over.
         sensitivity: the most by which one record more or less moves it, in l2 norm.
     """
 
-    value: torch.Tensor
+    number: int
     batch: Batch
     sensitivity: float
 
 
 class Data(Protocol):
-    """The one door to the private records."""
+    """The one door to the private records: handles go out, and only releases come back as numbers."""
 
     normalizer: int
 
@@ -143,7 +145,7 @@ class Data(Protocol):
         """The sum over the batch of per-example gradients, each scaled to an l2 norm of at most `max_grad_norm`."""
 
     def gradient(self, batch: Batch) -> torch.Tensor:
-        """The sum of unclipped per-example gradients: not private, and charged to the ledger as unbounded."""
+        """The mean of unclipped per-example gradients: not private, and charged to the ledger as unbounded."""
 
     def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> torch.Tensor:
         """The sum plus Gaussian noise of deviation ``noise_multiplier * sensitivity``, charged to the ledger first."""

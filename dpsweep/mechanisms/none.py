@@ -16,5 +16,4 @@ class NonPrivate(Mechanism):
 
     def step(self, state: State, data: Data) -> None:
         """One step on the mean gradient of a batch."""
-        batch = data.draw()
-        state.update(data.gradient(batch) / len(batch.indices))
+        state.update(data.gradient(data.draw()))

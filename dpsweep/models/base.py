@@ -7,6 +7,7 @@ each entry of `mask_shapes`, so that masks are drawn by record before a batch is
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,20 +114,29 @@ def probabilities(logits: Tensor) -> Tensor:
     return torch.sigmoid(logits.squeeze(-1)) if logits.shape[-1] == 1 else torch.softmax(logits, dim=-1)
 
 
-def mixes_records(model: Model, shape: tuple[int, ...]) -> bool:
-    """Whether the logits of a record change with the other records of its batch, as with batch normalisation.
-
-    Per-example gradients, and with them every guarantee, need models that don't. Tried on random inputs, in training
-    mode, with dropout off; layers that draw randomness of their own show as well.
-    """
+def trial(model: Model, shape: tuple[int, ...], n: int = 3) -> tuple[Model, list[Tensor]]:
+    """A float64 copy of a model with random trained parameters (initial zeros hide what a model does), in training mode,
+    and random inputs and masks for it: to find out what a model does without looking at data."""
     generator = torch.Generator().manual_seed(0)
-    p = next(model.parameters())
-    x = torch.rand(3, *shape, generator=generator).to(p.device, p.dtype)
-    masks = [torch.ones(3, *mask, device=p.device, dtype=p.dtype) for mask in model.mask_shapes]
-    model.train()
+    duplicate = copy.deepcopy(model).cpu().double().train()
     with torch.no_grad():
-        try:
-            together, alone = model(x, *masks)[:1], model(x[:1], *(mask[:1] for mask in masks))
-        except ValueError:  # batch normalisation refuses a single record
-            return True
-    return not torch.allclose(together, alone, rtol=1e-3, atol=1e-4)
+        for p in trained(duplicate):
+            p += 0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    x = torch.rand(n, *shape, generator=generator, dtype=torch.float64)
+    masks = [torch.rand(n, *mask, generator=generator, dtype=torch.float64).round() for mask in model.mask_shapes]
+    return duplicate, [x, *masks]
+
+
+def mixes_records(model: Model, shape: tuple[int, ...]) -> bool:
+    """Whether the logits of a record change with the other records of its batch, as with batch normalisation, or from
+    call to call, as with a layer that draws randomness of its own.
+
+    Per-example gradients, and with them every guarantee, need models that do neither.
+    """
+    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules()):
+        return True
+    duplicate, inputs = trial(model, shape)
+    with torch.no_grad():
+        together = duplicate(*inputs)
+        alone = torch.cat([duplicate(*(part[i : i + 1] for part in inputs)) for i in range(len(together))])
+    return not torch.allclose(together, alone, rtol=1e-6, atol=1e-9)

@@ -80,8 +80,9 @@ def calibrate(
 
     if entry is not None and (kept := _read(entry)) is not None:
         found = spent(kept)
-        # Above the target it would break the promise; far below, it would waste utility without a word.
-        if 0.98 * epsilon <= found.epsilon <= epsilon and not _untight(found, accountant):
+        # Above the target it would break the promise; further below than a search ends, it would waste utility.
+        slack = min(1e-4, 1e-3 * epsilon) if accountant == "rdp" else 5e-3 * epsilon
+        if epsilon - slack <= found.epsilon <= epsilon and not _untight(found, accountant):
             return Calibration(kept, found.epsilon, found.order, accountant, cached=True)
     sigma = _search_rdp(lambda s: _spent(rate, steps, s, delta, "rdp"), epsilon, refuse=accountant == "rdp")
     if accountant == "pld":

@@ -17,11 +17,11 @@ class Ledger:
 
     Charge first, use the noisy value afterwards. Gaussian releases of one batch within a step are one event (see
     ``merged_noise_multiplier``); distinct batches must be independent Poisson samples, and so are distinct events.
-    Batch ids are handed out in ascending order over the whole run. A step may charge nothing.
+    Batch ids are handed out in ascending order over the whole run. Each step must charge something: one that releases
+    nothing either does nothing or went around the ledger.
 
     Attributes:
         steps_taken: closed steps.
-        steps_without_charge: closed steps that released nothing.
     """
 
     def __init__(self, allowed_per_step: tuple[Event, ...], steps: int) -> None:
@@ -30,7 +30,6 @@ class Ledger:
         self.allowed_per_step = tuple(allowed_per_step)
         self.steps = steps
         self.steps_taken = 0
-        self.steps_without_charge = 0
         self._closed: Counter[Event] = Counter()
         self._last_closed_batch = -1
         self._batches: dict[int, SampledGaussian] = {}  # of the open step
@@ -66,10 +65,10 @@ class Ledger:
         self._others = others
 
     def close_step(self) -> None:
-        """End the step, charged or not. Raises LedgerError if all planned steps are taken."""
+        """End the step. Raises LedgerError if it charged nothing, or if all planned steps are taken."""
         self._require_open()
         if not self._batches and not self._others:
-            self.steps_without_charge += 1
+            raise LedgerError(f"Step {self.steps_taken + 1} released nothing: a step must go through data.release.")
         self._closed.update(self._batches.values())
         self._closed.update(self._others)
         self._last_closed_batch = max(self._batches, default=self._last_closed_batch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpsweep.models.base import HeadModel, Model
+from dpsweep.models.base import HeadModel, Model, trained
 from dpsweep.training.frozen import FeatureCache, HeadEngine
 from dpsweep.training.layered import LayeredEngine, supports
 from dpsweep.training.per_example import Engine, VmapEngine
@@ -48,10 +48,17 @@ def prepare(name: str, model: Model, x: Tensor, key: str, physical_batch: int | 
         return Prepared(ReferenceEngine(model, physical_batch), x)
     if name == "vmap":
         return Prepared(VmapEngine(model, physical_batch), x)
-    if isinstance(model, HeadModel):
+    if isinstance(model, HeadModel) and _plain_head(model):
         features = _CACHE.of(model, x, key) if name == "default" else None
         if features is None:
             return Prepared(HeadEngine(model, False, physical_batch), x)
         return Prepared(HeadEngine(model, True, physical_batch), features.values, bool(model.stages()), features.seconds)
     engine = LayeredEngine if supports(model, tuple(x.shape[1:])) else VmapEngine
     return Prepared(engine(model, physical_batch), x)
+
+
+def _plain_head(model: HeadModel) -> bool:
+    """Whether the closed form holds: only the head is trained, with a bias, over the features that `stages` describes."""
+    own = type(model).features is HeadModel.features and type(model).forward is HeadModel.forward
+    head = model.head
+    return own and head.bias is not None and {id(p) for p in trained(model)} == {id(head.weight), id(head.bias)}

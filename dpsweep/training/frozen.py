@@ -123,8 +123,10 @@ def residuals(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def row_squares(rows: Tensor) -> Tensor:
-    """|row|^2 in float64: summed in the rows' own dtype where that is exact enough, again in float64 on overflow."""
-    squares = torch.linalg.vector_norm(rows, dim=1).double().square()
-    if not bool(squares.isfinite().all()):
-        squares = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
-    return squares
+    """|row|^2 in float64, shape (n,): summed in the rows' own dtype, and again in float64 for a row whose squares may have
+    left that dtype's range, above or below (a small factor of a large product counts)."""
+    norms = torch.linalg.vector_norm(rows, dim=1).double()
+    unsafe = ~((norms > 1e-12) & (norms < 1e15))
+    if bool(unsafe.any()):
+        norms[unsafe] = torch.linalg.vector_norm(rows[unsafe], dim=1, dtype=torch.float64)
+    return norms.square()

@@ -20,9 +20,9 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from dpsweep.models.base import Model, example_losses, trained, unflatten
+from dpsweep.models.base import Model, example_losses, trained, trial, unflatten
 from dpsweep.training.frozen import row_squares
-from dpsweep.training.per_example import clip_factors, gradient_sum
+from dpsweep.training.per_example import VmapEngine, clip_factors, gradient_sum
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
 _PHYSICAL = 512  # records that pass through the network at a time
@@ -30,23 +30,26 @@ _COLUMNS = 2**19  # numbers of unfolded input that are formed at a time: 2 MB in
 
 
 def supports(model: Model, shape: tuple[int, ...]) -> bool:
-    """Whether every trained parameter belongs to a layer with a rule, and each such layer is called once a pass."""
-    layers = _layers(model)
-    if {id(p) for layer in layers for p in layer.parameters(recurse=False)} != {id(p) for p in trained(model)}:
+    """Whether the rules hold for a model: every trained parameter belongs to a layer with a rule, and on a trial the
+    clipped sum is that of ``torch.func``. That fails where a layer is called twice or its weight is used elsewhere, where
+    an operation changes a layer's output in place, or where records aren't the first dimension of what a layer reads.
+    """
+    if {id(p) for layer in _layers(model) for p in layer.parameters(recurse=False)} != {id(p) for p in trained(model)}:
         return False
-    calls: list[nn.Module] = []
-    hooks = [layer.register_forward_hook(lambda layer, *_: calls.append(layer)) for layer in layers]
-    p = next(model.parameters())
-    with torch.no_grad():
-        model(*_blank(model, shape, p))
-    for hook in hooks:
-        hook.remove()
-    return sorted(map(id, calls)) == sorted(map(id, layers))
-
-
-def _blank(model: Model, shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
-    """One record of zeros and its masks, to try a model on."""
-    return [like.new_zeros(1, *shape), *(like.new_ones(1, *mask) for mask in model.mask_shapes)]
+    duplicate, (x, *masks) = trial(model, shape)
+    try:
+        rows = VmapEngine(duplicate, None)
+        with torch.no_grad():
+            classes = duplicate(x, *masks).shape[1]
+        y = torch.arange(len(x)) % max(2, classes)
+        for max_grad_norm in (1e-4, 1e9):  # all records clipped, none clipped
+            expected = rows.clipped_sum(x, y, tuple(masks), max_grad_norm)
+            found = LayeredEngine(duplicate, None).clipped_sum(x, y, tuple(masks), max_grad_norm)
+            if not torch.allclose(found, expected, rtol=1e-6, atol=1e-9 * float(expected.abs().max())):
+                return False
+    except (RuntimeError, ValueError, IndexError):  # what doesn't fit shows in many ways
+        return False
+    return True
 
 
 def _layers(model: nn.Module) -> list[Layer]:
@@ -138,6 +141,8 @@ class LayeredEngine:
             loss = example_losses(self._model(self._laid_out(x), *masks), y).sum()
         finally:
             self._tape = None
+        if len({id(layer) for layer, _, _ in tape}) != len(tape):
+            raise RuntimeError("a trained layer is called more than once a pass: its parts can't be clipped apart")
         gradients = torch.autograd.grad(loss, [output for _, _, output in tape])
         return [_Entry(layer, a, b) for (layer, a, _), b in zip(tape, gradients, strict=True)]
 

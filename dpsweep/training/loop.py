@@ -13,7 +13,7 @@ from torch import Tensor
 from dpsweep.mechanisms.base import Batch, Mechanism, Plan, State, Sum
 from dpsweep.models.base import Model
 from dpsweep.privacy.accounting import Unbounded
-from dpsweep.privacy.ledger import Ledger
+from dpsweep.privacy.ledger import Ledger, LedgerError
 from dpsweep.privacy.noise import Hardening, Randomness
 from dpsweep.privacy.sampling import Poisson
 from dpsweep.training.engines import Prepared
@@ -37,36 +37,45 @@ class LoopData:
         self._noise = randomness.stream("noise")
         self._dropout = randomness.stream("dropout")
         self._hardening = hardening
-        self._drawn = 0
+        self._count = 0
+        self._indices: dict[int, np.ndarray] = {}  # of this step's batches
+        self._sums: dict[int, Tensor] = {}  # of this step's sums, not yet private
 
     def draw(self) -> Batch:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
-        self._drawn += 1
-        return Batch(self._drawn, next(self._batches))
+        self._count += 1
+        self._indices[self._count] = next(self._batches)
+        return Batch(self._count)
 
     def clipped_sum(self, batch: Batch, max_grad_norm: float) -> Sum:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
-        value = self._engine.clipped_sum(*self._gather(batch), max_grad_norm)
-        return Sum(value, batch, max_grad_norm)
+        self._count += 1
+        self._sums[self._count] = self._engine.clipped_sum(*self._gather(batch), max_grad_norm)
+        return Sum(self._count, batch, max_grad_norm)
 
     def gradient(self, batch: Batch) -> Tensor:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
         self.ledger.charge_event(Unbounded("trained without privacy"))
-        return self._engine.gradient_sum(*self._gather(batch))
+        return self._engine.gradient_sum(*self._gather(batch)).div_(max(1, len(self._indices[batch.number])))
 
     def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> Tensor:
-        """See :class:`~dpsweep.mechanisms.base.Data`.
-
-        The noise is drawn and added in float64, then rounded to the sum's dtype.
-        """
+        """See :class:`~dpsweep.mechanisms.base.Data`."""
         if total.sensitivity > sensitivity:
             raise ValueError(f"the sum moves by up to {total.sensitivity} and the noise was set for {sensitivity}")
         rate = self._plan.sampler.sample_rate if isinstance(self._plan.sampler, Poisson) else Fraction(1)
         self.ledger.charge(total.batch.number, rate, noise_multiplier * sensitivity / total.sensitivity)
-        return self._noise.add_normal(total.value, noise_multiplier * sensitivity, self._hardening)
+        return self._noise.add_normal(self._sums[total.number], noise_multiplier * sensitivity, self._hardening)
+
+    def close_step(self) -> None:
+        """Close the step in the ledger; what it drew and summed is gone."""
+        self.ledger.close_step()
+        self._indices.clear()
+        self._sums.clear()
 
     def _gather(self, batch: Batch) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        indices = torch.from_numpy(batch.indices).to(self._x.device)
+        if batch.number not in self._indices:
+            raise LedgerError(f"Batch {batch.number} belongs to an earlier step. Draw a new batch in each step.")
+        indices = torch.from_numpy(self._indices[batch.number]).to(self._x.device)
         return self._x.index_select(0, indices), self._y.index_select(0, indices), self._masks(len(indices))
 
     def _masks(self, n: int) -> tuple[Tensor, ...]:
@@ -75,7 +84,7 @@ class LoopData:
         for shape in self._model.mask_shapes:
             size = n * int(np.prod(shape))
             bits = self._dropout.uint64((size + 1) // 2).view(np.uint32)[:size]
-            mask = torch.from_numpy(bits < np.uint32(round(keep * 2**32))).reshape(n, *shape)
+            mask = torch.from_numpy(bits < round(keep * 2**32)).reshape(n, *shape)
             masks.append(mask.to(self._x.device, self._x.dtype).mul_(1 / keep))
         return tuple(masks)
 
@@ -96,5 +105,5 @@ def train(mechanism: Mechanism, plan: Plan, model: Model, data: LoopData,
     state = mechanism.start(plan, model, optimizer)
     for _ in range(plan.steps):
         mechanism.step(state, data)
-        data.ledger.close_step()
+        data.close_step()
     return Trained(state, data.ledger, not bool(state.theta.isfinite().all()))

@@ -3,7 +3,7 @@
 An engine turns a batch into sum_i g_i min(1, C/|g_i|), where g_i is the gradient of record i's loss with respect to
 all trainable parameters together. All engines agree to rounding. Two rules keep a single record from breaking the
 bound: a record whose gradient norm is not finite contributes exactly zero (its row is selected away, since a zero
-weight would not remove a NaN), and norms are taken in float64, so that no finite float32 gradient overflows them.
+weight would not remove a NaN), and norms are float64 wherever float32 squares could leave their range.
 """
 
 from __future__ import annotations
