@@ -32,11 +32,14 @@ def run(overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()) -
         RuntimeError: the task failed; the message names the error, the record keeps its traceback.
     """
     from dpsweep.config import Composer, parse
+    from dpsweep.errors import UsageError
     from dpsweep.records import Records
     from dpsweep.sweep import run_tasks
     from dpsweep.tasks import Settings, Task
 
     (items,) = parse(overrides)
+    if any(key == "suite" for key, _ in items):
+        raise UsageError("dpsweep.run runs one task; a suite is run by the command `dpsweep run suite=NAME`")
     composer = Composer(tuple(Path(folder) for folder in config_dirs))
     config = composer.compose(items)
     task, settings = Task.from_config(config), Settings.from_config(config)

@@ -14,7 +14,8 @@ from dpsweep.errors import UsageError
 
 if TYPE_CHECKING:
     from dpsweep.config import Composer
-    from dpsweep.tasks import Plan
+    from dpsweep.records import Records
+    from dpsweep.tasks import Plan, Settings, Task
 
 _RUN = """\
 examples:
@@ -28,18 +29,28 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0 done, 1 some task failed, 2 usage or configuration, 130 interrupted."""
     parser = _parser()
-    options = parser.parse_args(arguments)
     try:
-        return options.command(options)
+        options, rest = parser.parse_known_args(arguments)
+        if any(word.startswith("-") for word in rest) or (rest and not hasattr(options, "overrides")):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        if rest:  # overrides after an option
+            options.overrides += rest
+        code = options.command(options)
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         print(f"dpsweep: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("dpsweep: interrupted; what was finished is kept, and the same command goes on from there", file=sys.stderr)
         return 130
-    except BrokenPipeError:
+    except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        print(f"dpsweep: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -130,6 +141,7 @@ def _run(options: argparse.Namespace) -> int:
         if record is not None:
             print(describe(record))
             print(f"  record     {records.path(record['id'])}")
+            _remarks(plan.tasks[0], plan.settings, record, records)
         return result.exit_code
     print(f"{result.done} of {len(plan.tasks)} tasks done, {result.failed} failed; records in {records.folder}")
     missing = len(plan.tasks) - result.done - result.failed
@@ -139,6 +151,15 @@ def _run(options: argparse.Namespace) -> int:
         where = "" if str(plan.settings.output_dir) == "outputs" else f" output_dir={plan.settings.output_dir}"
         print(f"tables and figures: dpsweep report suite={plan.suite['name']}{where}")
     return result.exit_code
+
+
+def _remarks(task: Task, settings: Settings, record: dict[str, Any], records: Records) -> None:
+    """What a finished record can't follow any more."""
+    public = bool(task.values["dataset"].get("public", False))
+    if record["public"] != public:
+        print(f"  note       this record was made with dataset.public={str(record['public']).lower()} and is shown as it is")
+    if settings.save_model and record["status"] == "done" and not records.model_path(task.id).exists():
+        print("  note       it was made without save_model=true, so its weights are gone; run=LABEL makes another execution")
 
 
 def _plan(options: argparse.Namespace) -> int:

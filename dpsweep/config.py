@@ -99,6 +99,9 @@ class Composer:
             if str(folder.resolve()) not in sys.path:  # the user's classes lie beside their YAML
                 sys.path.append(str(folder.resolve()))
         self._dirs = tuple(folder.resolve() for folder in config_dirs)
+        for file in (f for folder in self._dirs for group in GROUPS for f in (folder / group).glob("*.yaml")):
+            if (config_home() / file.parent.name / file.name).exists():
+                raise UsageError(f"{file}: there is a built-in {file.parent.name}={file.stem}; give yours another name")
         self._nodes: dict[tuple[str, str], Any] = {}
         self._base: dict[str, Any] = {}
 
@@ -263,7 +266,7 @@ _POSITIVE = (lambda v: _is_real(v) and v > 0, "a finite number above 0")
 _CHECKS: dict[str, tuple[Any, str]] = {
     "epsilon": (lambda v: v is None or (_is_real(v) and v > 0),
                 "a finite budget above 0, or none for training without privacy"),
-    "delta": (lambda v: _is_real(v) and 0 < v < 1, "a number strictly between 0 and 1, such as 1e-5"),
+    "delta": (lambda v: _is_real(v) and 1e-300 < v < 1, "a number strictly between 0 and 1, such as 1e-5"),
     "seed": (lambda v: _is_int(0)(v) and v < 2**63, "an integer from 0 to 2^63-1"),
     "split": (lambda v: v in ("dp_rvfl", "official"), "dp_rvfl or official"),
     "split_seed": (_is_int(0), "an integer of at least 0"),
@@ -278,13 +281,25 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "output_dir": (lambda v: isinstance(v, str) and v != "", "a folder's path"),
     "data.dir": (lambda v: v is None or (isinstance(v, str) and v != ""), "a folder's path, or null"),
     "optimizer.lr": _POSITIVE,
-    "mechanism.max_grad_norm": _POSITIVE,
+    "mechanism.max_grad_norm": (lambda v: _is_real(v) and 1e-15 < v < 1e15, "a number between 1e-15 and 1e15"),
     "dataset.reference_size": (_is_int(1), "an integer of at least 1"),
     **dict.fromkeys(("batch_size", "epochs", "steps", "threads", "workers", "physical_batch"), _COUNT),
 }  # fmt: skip
 
 
+# What a group's YAML must say; everything else is an argument of its class.
+_REQUIRED = {
+    "dataset": ("name", "_target_", "kind", "classes", "shape", "reference_size", "schedule"),
+    "model": ("name", "_target_"), "mechanism": ("name", "_target_"), "optimizer": ("name", "_target_"),
+    "executor": ("name", "_target_"), "accountant": ("name",),
+}  # fmt: skip
+
+
 def _check_values(values: dict[str, Any]) -> None:
+    for group, keys in _REQUIRED.items():
+        missing = [key for key in keys if key not in values[group]]
+        if missing:
+            raise UsageError(f"{group}={values[group].get('name', '?')}: its YAML lacks {', '.join(missing)}")
     flat = flatten(values)
     for key, (accepts, needed) in _CHECKS.items():
         if key in flat and not accepts(flat[key]):

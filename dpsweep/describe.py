@@ -36,10 +36,9 @@ def describe(record: dict[str, Any]) -> str:
             f"{r['mechanism']} with {r['optimizer']}: T = {r['steps']} steps, batch size {r['batch_size'] or r['normalizer']}",
         )
     if r["epsilon"] is not None:
-        line(
-            "epsilon",
-            f"{r['epsilon']:.6f} achieved of {r['target_epsilon']:g} at delta {r['delta']:g}, proved for the released model",
-        )
+        target = "" if r["target_epsilon"] is None else f" of {r['target_epsilon']:g}"
+        over = ", ABOVE THE TARGET" if target and r["epsilon"] > r["target_epsilon"] else ""
+        line("epsilon", f"{r['epsilon']:.6f} achieved{target} at delta {r['delta']:g}, proved for the released model{over}")
     elif r["target_epsilon"] is not None:
         would = f" (with secure noise it would be {r['epsilon_if_secure']:.6f})" if r["epsilon_if_secure"] is not None else ""
         line("epsilon", f"none is proved: {r['guarantee_reason']}{would}")
@@ -51,9 +50,10 @@ def describe(record: dict[str, Any]) -> str:
             f"{name} {r['test_' + name]:.4f}" for name in ("accuracy", "f1", "auroc", "auprc") if r["test_" + name] is not None
         )
         line("test", ", ".join(metrics))
-    seconds = "training not told" if r["seconds_train"] is None else f"{r['seconds_train']:.2f} s training"
-    line("time", f"{seconds}, {r['seconds_setup']:.2f} s before it, {r['seconds_total']:.2f} s in all; "
-                 f"{r['threads']} threads on {r['device']}" + ("" if r["alone"] else ", beside other tasks"))  # fmt: skip
+    if r["seconds_train"] is not None:
+        line("time", f"{r['seconds_train']:.2f} s training, {r['seconds_setup']:.2f} s before it, {r['seconds_total']:.2f} s "
+                     f"in all; {r['threads']} threads on {r['device']}"
+                     + ("" if r["alone"] else ", beside other tasks"))  # fmt: skip
     if not r["public"]:
         line(
             "withheld",

@@ -32,6 +32,12 @@ class Outcome:
     record: dict[str, Any] | None = None
     reason: str = ""
 
+    @property
+    def refused(self) -> bool:
+        """Whether it failed by a mistake of the user's, which no second try mends."""
+        error = (self.record or {}).get("error") or {}
+        return error.get("type") in ("UsageError", "MissingData")
+
 
 class Inline:
     """One task after another in this process, with all threads."""

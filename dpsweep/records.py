@@ -20,6 +20,16 @@ from dpsweep.errors import UsageError
 from dpsweep.tasks import task_id
 
 SCHEMA = 1
+FIELDS = (
+    "id", "status", "dataset", "model", "mechanism", "optimizer", "accountant", "target_epsilon", "seed", "run", "config",
+    "reference_size", "sample_rate", "steps", "normalizer", "batch_size", "epochs", "delta", "max_grad_norm",
+    "noise_multiplier", "adjacency", "protects", "epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised",
+    "guarantee_reason", "guarantee_text", "events", "noise_source", "diverged", "test_accuracy", "test_precision",
+    "test_recall", "test_f1", "test_auroc", "test_auprc", "seconds_train", "seconds_features",
+    "seconds_train_with_features", "features_cached", "seconds_setup", "seconds_total", "alone",
+    "trainable_parameters", "stored_parameters", "data_fingerprint", "data_official", "train_size", "test_size", "public",
+    "unprotected", "versions", "threads", "device", "engine", "started", "finished", "host", "error",
+)  # fmt: skip
 
 
 @dataclass
@@ -42,12 +52,15 @@ def problem(record: Any, name: str) -> str | None:
         return "it is not a record"
     if record["schema"] != SCHEMA:
         return f"its format is {record['schema']!r} and this version reads {SCHEMA}"
-    if record["checksum"] != checksum(record):
-        return "its checksum does not fit its contents: it was edited or damaged"
     try:
+        if record["checksum"] != checksum(record):
+            return "its checksum does not fit its contents: it was edited or damaged"
         configured = task_id(record["config"])
-    except (KeyError, TypeError, AttributeError):
-        return "its configuration is incomplete"
+    except (KeyError, TypeError, AttributeError, ValueError):  # a NaN, or a configuration of another form
+        return "its contents are no record's"
+    whole = record["status"] == "done" or (record["status"] == "failed" and isinstance(record.get("error"), dict))
+    if not whole or not {"type", "message"} <= (record.get("error") or {"type": 0, "message": 0}).keys():
+        return "it neither finished nor tells why it failed"
     if not record["id"] == configured == name:
         return f"it belongs to the task {configured}"
     return None
@@ -105,14 +118,15 @@ class Records:
         try:
             record = json.loads(self.path(name).read_bytes())
         except FileNotFoundError:
-            return None, ""
+            return None, "it is a link to nothing" if self.path(name).is_symlink() else ""
         except OSError as error:
             return None, f"it can't be read ({error.strerror})"
         except ValueError:
             return None, "it is no JSON: truncated or damaged"
         except RecursionError:
             return None, "it is no record: nested too deeply"
-        return record, problem(record, name)
+        reason = problem(record, name)
+        return (dict.fromkeys(FIELDS) | record, None) if reason is None else (None, reason)
 
     def set_aside_damaged(self, name: str) -> str | None:
         """Move a task's file aside if it is no valid record; says what was done."""

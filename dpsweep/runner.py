@@ -20,11 +20,15 @@ from typing import Any
 from dpsweep.build import build, plan_of, target_class
 from dpsweep.errors import UsageError
 from dpsweep.mechanisms.base import Guarantee
-from dpsweep.records import Records
+from dpsweep.privacy.accounting import Unbounded
+from dpsweep.records import FIELDS, Records
 from dpsweep.tasks import Settings, Task
 
 # Fields that are read from the training records without noise: withheld where the records aren't public.
-UNPROTECTED = ("data_fingerprint", "train_size", "seconds_train", "seconds_features", "seconds_train_with_features")
+UNPROTECTED = (
+    "data_fingerprint", "train_size", "seconds_train", "seconds_features", "seconds_train_with_features", "seconds_setup",
+    "seconds_total", "finished",
+)  # fmt: skip
 
 
 def attempt(task: Task, settings: Settings, alone: bool) -> tuple[str, dict[str, Any] | None]:
@@ -53,24 +57,23 @@ def run_task(task: Task, settings: Settings, alone: bool = True) -> dict[str, An
     try:
         record |= _train(task, settings, clock)
         record["status"] = "done"
-    except Exception as error:  # whatever it is, the sweep goes on and the record says it
+    except (Exception, SystemExit) as error:  # whatever it is, the sweep goes on and the record says it
         record["error"] = _error(error, record["public"])
     finally:
         _flush_denormals(False)
-    if not record["public"]:
-        record |= dict.fromkeys(UNPROTECTED)
-    return record | {"finished": _now(), "seconds_total": time.perf_counter() - clock}
+    record |= {"finished": _now(), "seconds_total": time.perf_counter() - clock}
+    return record if record["public"] else record | dict.fromkeys(UNPROTECTED)
 
 
 def failed_record(task: Task, settings: Settings, kind: str, message: str) -> dict[str, Any]:
     """The record of a task whose process can't tell any more what happened to it."""
-    return _blank(task, settings) | {"error": {"type": kind, "message": message, "traceback": ""}, "finished": _now()}
+    return _blank(task, settings) | {"error": {"type": kind, "message": message, "traceback": ""}}
 
 
 def _blank(task: Task, settings: Settings) -> dict[str, Any]:
     """A record before the outcome is known: what the configuration says, and nulls."""
     values = task.values
-    return dict.fromkeys(_FIELDS) | task.labels | {
+    return dict.fromkeys(FIELDS) | task.labels | {
         "id": task.id, "status": "failed", "batch_size": values["batch_size"], "epochs": values["epochs"],
         "noise_source": task.config.get("noise", {}).get("source"), "public": bool(values["dataset"].get("public", False)),
         "engine": settings.engine, "threads": settings.threads, "started": _now(), "alone": False,
@@ -78,22 +81,10 @@ def _blank(task: Task, settings: Settings) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_FIELDS = (
-    "id", "status", "dataset", "model", "mechanism", "optimizer", "accountant", "target_epsilon", "seed", "run", "config",
-    "reference_size", "sample_rate", "steps", "normalizer", "batch_size", "epochs", "delta", "max_grad_norm",
-    "noise_multiplier", "adjacency", "protects", "epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised",
-    "guarantee_reason", "guarantee_text", "events", "noise_source", "diverged", "test_accuracy", "test_precision",
-    "test_recall", "test_f1", "test_auroc", "test_auprc", "seconds_train", "seconds_features",
-    "seconds_train_with_features", "features_cached", "seconds_setup", "seconds_total", "alone",
-    "trainable_parameters", "stored_parameters", "data_fingerprint", "data_official", "train_size", "test_size", "public",
-    "unprotected", "versions", "threads", "device", "engine", "started", "finished", "host", "error",
-)  # fmt: skip
-
-
 def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     import torch
 
-    from dpsweep.models.base import mixes_records
+    from dpsweep.models.base import Model, mixes_records
     from dpsweep.privacy.noise import Hardening, Randomness
     from dpsweep.training.engines import prepare
     from dpsweep.training.loop import LoopData, train
@@ -105,30 +96,39 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     mechanism, schedule, account, plan = plan_of(values)
     dataset, x, y = load_data(data_key(values), settings.data_dir, str(device))
     model = build("model", values["model"], dataset.x_train.shape[1:], dataset.classes, task.config["seed"]).to(device)
-    if plan.noise_multiplier is not None and mixes_records(model, dataset.x_train.shape[1:]):
+    if not isinstance(model, Model):
+        raise UsageError(f"model={values['model']['name']}: {type(model).__name__} must derive from dpsweep.models.base.Model")
+    private = not any(isinstance(event, Unbounded) for event in plan.step_events)
+    if private and mixes_records(model, dataset.x_train.shape[1:]):
         raise UsageError(
             f"model={values['model']['name']} can't be trained privately: a record's output changes with the others of "
             "its batch (batch normalisation?) or from call to call (nn.Dropout? use mask_shapes). Use group normalisation"
         )
     prepared = prepare(settings.engine, model, x, f"{data_key(values)} {settings.data_dir}", settings.physical_batch)
-    source = task.config.get("noise", {}).get("source")
-    randomness = Randomness.secure() if source == "secure" else Randomness.seeded(task.config["seed"])
+    secure = task.config.get("noise", {}).get("source") == "secure"
+    randomness = Randomness.secure() if secure else Randomness.seeded(task.config["seed"])
     hardening: Hardening = values["noise"]["hardening"] or "none"
     data = LoopData(prepared, y, model, plan, schedule.normalizer, randomness, hardening)
+    frozen = [(buffer, buffer._version) for buffer in model.buffers()]
     setup = time.perf_counter()
     trained = train(mechanism, plan, model, data, optimizer_of(values))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = time.perf_counter() - setup
+    if private and any(now is not b or now._version != v for (b, v), now in zip(frozen, model.buffers(), strict=True)):
+        raise UsageError(
+            f"model={values['model']['name']} changed a buffer while it was trained (running statistics?): that would be "
+            "released with the model, without noise. Keep buffers fixed"
+        )
     guarantee = mechanism.guarantee(plan, trained.ledger, account, values["epsilon"])
     metrics = evaluate_model(model, dataset, device)
     if settings.save_model:
         save_model(model, Records(settings.output_dir).model_path(task.id))
     return {
         "reference_size": schedule.reference_size, "sample_rate": str(schedule.sample_rate), "steps": plan.steps,
-        "normalizer": schedule.normalizer, "delta": account.delta if task.config.get("delta") else None,
+        "normalizer": schedule.normalizer, "delta": account.delta if private else None,
         "max_grad_norm": plan.max_grad_norm, "noise_multiplier": plan.noise_multiplier,
-        **dict(plan.public), **guarantee_fields(guarantee, source == "seeded"),
+        **dict(plan.public), **guarantee_fields(guarantee, not randomness.is_secure),
         "events": [[event.to_json(), count] for event, count in trained.ledger.events()],
         "diverged": trained.diverged, **{f"test_{name}": value for name, value in metrics.items()},
         "seconds_setup": setup - clock, "seconds_train": seconds, "features_cached": prepared.cached,
@@ -184,6 +184,7 @@ def load_data(key: str, data_dir: Path, device: str) -> tuple[Any, Any, Any]:
 
     node, split, split_seed = json.loads(key)
     dataset = build("dataset", node).load(data_dir, split, split_seed)
+    dataset.check(tuple(node["shape"]), node["classes"])
     return dataset, torch.from_numpy(dataset.x_train).to(device), torch.from_numpy(dataset.y_train).to(device)
 
 
@@ -230,7 +231,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _error(error: Exception, public: bool) -> dict[str, str]:
+def _error(error: Exception | SystemExit, public: bool) -> dict[str, str]:
     """The error; on records that aren't public only its type and place, since a message may quote a record."""
     if public:
         text = "".join(traceback.format_exception(error))

@@ -54,12 +54,13 @@ class Result:
 
     done: int = 0
     failed: int = 0
+    refused: int = 0  # of the failed: by a mistake in the configuration or the data
     interrupted: bool = False
 
     @property
     def exit_code(self) -> int:
-        """130 interrupted, 1 some task failed, else 0."""
-        return 130 if self.interrupted else 1 if self.failed else 0
+        """130 interrupted, 2 if mistakes in configuration or data are all that failed, 1 if a task failed, else 0."""
+        return 130 if self.interrupted else 0 if not self.failed else 2 if self.refused == self.failed else 1
 
 
 def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Result:
@@ -91,6 +92,7 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
                 _record_loss(outcome, settings, records)
             result.done += outcome.status == "done"
             result.failed += outcome.status != "done"
+            result.refused += outcome.refused
             progress.finished(outcome)
             if outcome.status != "done" and settings.on_error == "stop":
                 interrupts.count = max(1, interrupts.count)
@@ -103,10 +105,13 @@ def _record_loss(outcome: Outcome, settings: Settings, records: Records) -> None
     """A worker that died could not write its task's failure: write it here."""
     from dpsweep.runner import failed_record
 
-    with records.claim(outcome.task.id) as free:
-        if free:
-            records.sweep_leftovers(outcome.task.id)
-            records.write(failed_record(outcome.task, settings, "WorkerLost", outcome.reason))
+    try:
+        with records.claim(outcome.task.id) as free:
+            if free:
+                records.sweep_leftovers(outcome.task.id)
+                records.write(failed_record(outcome.task, settings, "WorkerLost", outcome.reason))
+    except OSError as error:
+        _say(f"the failure of {outcome.task.id} can't be recorded: {error}")
 
 
 def preflight(tasks: list[Task], settings: Settings) -> None:
@@ -116,7 +121,10 @@ def preflight(tasks: list[Task], settings: Settings) -> None:
         UsageError: one of them isn't so.
     """
     from dpsweep.build import build, plan_of
+    from dpsweep.runner import pick_device
 
+    if settings.device.startswith("cuda"):
+        pick_device(settings.device)
     seen: set[str] = set()
     for task in tasks:
         v = task.values
@@ -252,4 +260,5 @@ def _span(seconds: float) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads any more: the sweep goes on all the same
+        print(text, file=sys.stderr, flush=True)

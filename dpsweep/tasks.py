@@ -103,13 +103,15 @@ def task_id(canonical: dict[str, Any]) -> str:
     """Slug and hash: equal configurations have equal ids, however they were written."""
     digest = hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
     budget = canonical.get("epsilon")
+    if not (budget is None or isinstance(budget, float)):
+        raise ValueError(f"epsilon is {budget!r}, not a number")
     parts = [canonical[group]["name"] for group in ("dataset", "model", "mechanism")]
     if budget is not None:
         parts.append(f"eps{budget:g}")
     parts.append(f"seed{canonical['seed']}")
     if canonical.get("run"):
         parts.append(canonical["run"])
-    return "-".join([*(re.sub(r"[^A-Za-z0-9._]+", "_", part) for part in parts), digest])
+    return "-".join([*(re.sub(r"[^A-Za-z0-9._]+", "_", part)[:40] for part in parts), digest])
 
 
 def _canonical(values: dict[str, Any]) -> dict[str, Any]:
@@ -172,15 +174,37 @@ def _suite_plan(points: list[list[Item]], composer: Composer) -> Plan:
     composer.preload((key, value) for key, values in filters.items() for value in values if isinstance(value, str))
     head = composer.compose(performance)
     suite = head.values["suite"]
+    _check_suite(suite)
     grid_points = [point + performance for grid in suite["grids"] for point in _grid(grid)]
-    if not grid_points:
-        raise UsageError(f"suite={suite['name']} has no grids: there is nothing to run")
     plan = _plan(grid_points, composer, strict=False)
     kept = [task for task in plan.tasks if all(_matches(task, group, values) for group, values in filters.items())]
     if not kept:
         asked = " ".join(f"{group}={','.join(map(str, values))}" for group, values in filters.items())
         raise UsageError(f"suite={suite['name']} has no task with {asked}: see `dpsweep plan suite={suite['name']}`")
     return Plan(kept, plan.settings, suite, plan.impossible)
+
+
+def _check_suite(suite: Any) -> None:
+    """Refuse a suite's mistakes by name, before anything runs."""
+    from dpsweep.report.spec import check
+
+    if not isinstance(suite, dict) or not re.fullmatch(r"[A-Za-z0-9_-]{1,60}", str(suite.get("name", ""))):
+        raise UsageError("a suite's YAML needs a `name` of letters, digits, - and _, and a list of `grids`")
+    name, grids = suite["name"], suite.get("grids")
+    unknown = suite.keys() - {"name", "about", "grids", "report"}
+    if unknown:
+        raise UsageError(f"suite={name}: unknown key {', '.join(sorted(unknown))}; there are name, about, grids and report")
+    if not isinstance(grids, list) or not grids or not all(isinstance(grid, dict) and grid for grid in grids):
+        raise UsageError(f"suite={name}: `grids` must be a list of mappings from keys to values or lists of values")
+    for grid in grids:
+        for key, value in grid.items():
+            if str(key).partition(".")[0] in PERFORMANCE:
+                raise UsageError(
+                    f"suite={name}: {key} doesn't change a result, so it is given on the command line, not in a grid"
+                )
+            if value == [] or isinstance(value, dict):
+                raise UsageError(f"suite={name}: {key} needs a value or a list of values")
+    check(suite.get("report") or {})
 
 
 def _matches(task: Task, group: str, values: set[Any]) -> bool:

@@ -123,6 +123,20 @@ def test_a_users_folder_adds_options(tmp_path):
     assert composer.compose([("model", "wide")]).values["model"]["image_widths"] == [9, 9]
 
 
+def test_an_option_cannot_take_the_name_of_a_built_in(tmp_path):
+    (tmp_path / "mechanism").mkdir()
+    (tmp_path / "mechanism" / "gaussian.yaml").write_text("name: gaussian\n")
+    with pytest.raises(UsageError, match="another name"):
+        Composer([tmp_path])
+
+
+def test_a_yaml_that_lacks_what_is_needed_is_named(tmp_path):
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "mine.yaml").write_text("name: mine\n_target_: mine.Mine\nclasses: 2\n")
+    with pytest.raises(UsageError, match="dataset=mine.*kind"):
+        Composer([tmp_path]).compose([("dataset", "mine")])
+
+
 def test_a_broken_yaml_is_named(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "broken.yaml").write_text("name: [")

@@ -12,7 +12,7 @@ import pytest
 
 from dpsweep.config import Composer
 from dpsweep.errors import UsageError
-from dpsweep.records import Records, checksum, problem
+from dpsweep.records import FIELDS, Records, checksum, problem
 from dpsweep.tasks import enumerate_tasks
 
 TASK = enumerate_tasks([], Composer()).tasks[0]
@@ -20,7 +20,8 @@ OTHER = enumerate_tasks(["seed=7"], Composer()).tasks[0]
 
 
 def record(task=TASK, status="done", **values):
-    return {"id": task.id, "config": task.config, "status": status, "test_accuracy": 0.5, **values}
+    error = {"type": "ValueError", "message": "no"} if status == "failed" else None
+    return {"id": task.id, "config": task.config, "status": status, "test_accuracy": 0.5, "error": error, **values}
 
 
 @pytest.fixture
@@ -33,7 +34,8 @@ def records(tmp_path):
 def test_what_is_written_is_read(records):
     records.write(record())
     read = records.load(TASK.id)
-    assert read["test_accuracy"] == 0.5 and problem(read, TASK.id) is None
+    assert read["test_accuracy"] == 0.5 and problem(json.loads(records.path(TASK.id).read_text()), TASK.id) is None
+    assert set(FIELDS) <= set(read)  # a field of a later version is null in an earlier record
     assert [r["id"] for r in records.scan().records] == [TASK.id]
     assert not list(records.folder.glob(".*.tmp"))
 
@@ -62,6 +64,7 @@ def test_a_failed_record_gives_way_and_is_kept(records):
         (lambda text: "[" * 100000, "nested too deeply|truncated"),
         (lambda text: text.replace("0.5", "0.9"), "edited"),
         (lambda text: text.replace('"schema": 1', '"schema": 2'), "format"),
+        (lambda text: text.replace("0.5", "NaN"), "no record's"),
         (lambda text: "\udcff".encode("utf-8", "surrogateescape").decode("latin-1") + text, "truncated"),
     ],
 )
@@ -91,6 +94,24 @@ def test_a_record_whose_configuration_was_changed(records):
     forged["checksum"] = checksum(forged)
     records.path(TASK.id).write_text(json.dumps(forged))
     assert "belongs to" in records.scan().damaged[0][1]
+
+
+@pytest.mark.parametrize(
+    "forgery", [{"status": "banana"}, {"status": "failed", "error": None}, {"config": {**TASK.config, "epsilon": "1"}}]
+)
+def test_a_forged_record_with_a_right_checksum_is_set_aside(records, forgery):
+    forged = record() | {"schema": 1} | forgery
+    forged["checksum"] = checksum(forged)
+    records.path(TASK.id).write_text(json.dumps(forged))
+    assert records.load(TASK.id) is None and len(records.scan().damaged) == 1
+    assert "set-aside" in records.set_aside_damaged(TASK.id)
+
+
+def test_a_link_to_nothing_is_set_aside(records):
+    records.path(TASK.id).symlink_to("/nonexistent/x")
+    assert "link to nothing" in records.scan().damaged[0][1]
+    assert records.set_aside_damaged(TASK.id)
+    records.write(record())
 
 
 def test_nan_is_never_written(records):

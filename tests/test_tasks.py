@@ -100,6 +100,35 @@ def test_a_suite_is_narrowed_by_groups_and_by_nothing_else():
         tasks("suite=quickstart", "model=rvlf")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: bad\ngrids: {model: rvfl}", "list of mappings"),
+        ("name: bad\ngrids: rvfl", "list of mappings"),
+        ("name: bad\ngrids: [rvfl]", "list of mappings"),
+        ("name: bad\ngrids: [null]", "list of mappings"),
+        ("name: bad\ngrids: []", "list of mappings"),
+        ("name: bad\ngrid: [{model: rvfl}]", "unknown key grid"),
+        ("name: bad\ngrids: [{model: rvfl}]\nextra: 1", "unknown key extra"),
+        ("name: ../../evil\ngrids: [{model: rvfl}]", "letters, digits"),
+        ("name: bad\ngrids: [{threads: 2}]", "threads doesn't change a result"),
+        ("name: bad\ngrids: [{suite: quickstart}]", "suite doesn't change a result"),
+        ("name: bad\ngrids: [{model: []}]", "model needs a value"),
+        ("name: bad\ngrids: [{model: rvlf}]", "rvfl"),
+        ("name: bad\ngrids: [{hiden: 3}]", "model.hidden"),
+        ("name: bad\ngrids: [{model: rvfl}]\nreport: {metrics: [acuracy]}", "acuracy"),
+        ("name: bad\ngrids: [{model: rvfl}]\nreport: {metric: [accuracy]}", "metric"),
+        ("", "name"),
+        ("- a", "a suite's YAML needs"),
+    ],
+)
+def test_a_suites_mistakes_are_named_before_anything_runs(tmp_path, text, said):
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "suite" / "bad.yaml").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        enumerate_tasks(["suite=bad"], Composer([tmp_path]))
+
+
 def test_planning_loads_neither_torch_nor_opacus():
     code = (
         "import sys; from dpsweep.cli import main; main(['plan', 'suite=quickstart']);"

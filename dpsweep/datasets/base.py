@@ -38,6 +38,24 @@ class Dataset:
     official: bool | None  # are the files the official ones, by known checksum; None where no such checksum exists
     source: str  # the file(s) read, in words, without the folder
 
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Hold the arrays against what the YAML says, before anything is trained on them.
+
+        Raises `UsageError` where they differ: shapes, types, labels outside 0..classes-1, no records.
+        """
+        for part, x, y in (("training", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
+            wrong = None
+            if len(x) == 0 or len(x) != len(y):
+                wrong = f"{len(x)} records and {len(y)} labels"
+            elif x.shape[1:] != shape:
+                wrong = f"records of shape {list(x.shape[1:])} where its YAML says {list(shape)}"
+            elif x.dtype != np.float32 or y.dtype != np.int64:
+                wrong = f"{x.dtype} inputs and {y.dtype} labels where float32 and int64 are needed"
+            elif self.classes != classes or y.min() < 0 or y.max() >= classes:
+                wrong = f"labels outside 0 to {classes - 1}, or {self.classes} classes where its YAML says {classes}"
+            if wrong:
+                raise UsageError(f"dataset={self.name}: its {part} part has {wrong}. Mend its reader or its YAML")
+
 
 @dataclass(frozen=True)
 class Finding:

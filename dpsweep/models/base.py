@@ -121,7 +121,7 @@ def trial(model: Model, shape: tuple[int, ...], n: int = 3) -> tuple[Model, list
     duplicate = copy.deepcopy(model).cpu().double().train()
     with torch.no_grad():
         for p in trained(duplicate):
-            p += 0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+            p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype), alpha=0.1)
     x = torch.rand(n, *shape, generator=generator, dtype=torch.float64)
     masks = [torch.rand(n, *mask, generator=generator, dtype=torch.float64).round() for mask in model.mask_shapes]
     return duplicate, [x, *masks]

@@ -175,7 +175,9 @@ def _composed(records: Sequence[Record], delta: float) -> str:
             counts[json.dumps(event, sort_keys=True)] += count
     try:
         events = [(accounting.event_from_json(json.loads(event)), count) for event, count in counts.items()]
-        return f"ε={bound(accounting.epsilon(events, delta, 'rdp').epsilon)}"
+        accountant = "pld" if all(record["accountant"] == "pld" for record in records) else "rdp"
+        told = f"ε={bound(accounting.epsilon(events, delta, accountant).epsilon)}"
+        return f"{told} (PLD)" if accountant == "pld" else told
     except (accounting.AccountingError, ValueError) as error:
         return f"not computed ({error})"
 

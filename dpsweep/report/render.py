@@ -10,13 +10,12 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dpsweep.errors import UsageError
 from dpsweep.report import contrasts, figures, guarantees, tables, terminal
+from dpsweep.report import spec as spec_module
 from dpsweep.report.load import Metric, Results, join, metrics_of
 from dpsweep.report.markup import Table, to_csv, to_latex, to_markdown
 
 DEFAULT_METRICS = ("accuracy", "f1", "auroc", "auprc")
-_SPEC_KEYS = ("metrics", "compare", "figures")
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def build(
     Raises UsageError for repeated ids, for runs that cannot be told apart, and for a spec that asks for what the runs
     lack.
     """
-    _check(spec)
+    spec_module.check(spec)
     results = join(tasks, records)
     metrics = metrics_of(spec.get("metrics") or DEFAULT_METRICS)
     drawn = metrics_of(spec.get("figures", list(metrics)[:1]) or ())
@@ -108,19 +107,6 @@ def _sections(
         "open": [tables.failed_table(results), tables.missing_table(results), aside],
     }
     return {name: [table for table in found if table.rows] for name, found in sections.items()}
-
-
-def _check(spec: Mapping[str, Any]) -> None:
-    for key in spec:
-        if key not in _SPEC_KEYS:
-            raise UsageError(f"The suite's report has the key {key!r}, which means nothing. Choose from {', '.join(_SPEC_KEYS)}.")
-    for key in ("metrics", "figures"):
-        value = spec.get(key) or []
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise UsageError(f"The suite's report.{key} is {value!r}: write a list, such as [accuracy].")
-    compare = spec.get("compare") or {}
-    if not isinstance(compare, Mapping) or (compare and set(compare) | {"by"} != {"by", "reference"}):
-        raise UsageError(f"The suite's report.compare is {compare!r}: write {{by: LABEL, reference: VALUE}}.")
 
 
 def _write_records(results: Results, path: Path) -> None:

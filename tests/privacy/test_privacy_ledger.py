@@ -73,6 +73,7 @@ def test_a_batch_has_one_rate():
 
 def test_no_step_beyond_the_plan():
     ledger = Ledger((ONE,), 1)
+    ledger.charge(0, Q, 1.0)
     ledger.close_step()
     with pytest.raises(LedgerError, match="all are taken"):
         ledger.close_step()
@@ -82,12 +83,13 @@ def test_no_step_beyond_the_plan():
         ledger.charge_event(PureDP(0.1, "laplace"))
 
 
-def test_a_step_without_charge_is_recorded():
+def test_a_step_without_charge_is_refused():
     ledger = Ledger((ONE,), 2)
-    ledger.close_step()
+    with pytest.raises(LedgerError, match="released nothing"):
+        ledger.close_step()
     ledger.charge(0, Q, 1.0)
     ledger.close_step()
-    assert (ledger.steps_taken, ledger.steps_without_charge, ledger.events()) == (2, 1, [(ONE, 1)])
+    assert (ledger.steps_taken, ledger.events()) == (1, [(ONE, 1)])
 
 
 def test_planned_unprotected_reads_show_in_the_events():
