@@ -110,6 +110,7 @@ class Stream:
         self._zeros = bytes(16 * _CHUNK)
         self._room = bytearray(16 * _CHUNK + _BLOCK - 1)
         self._scratch = np.empty(2 * _CHUNK)
+        self._generator: torch.Generator | None = None  # of seeded noise
         self.seek(0)
 
     def seek(self, position: int) -> None:
@@ -185,8 +186,10 @@ class Stream:
 
         if self._randomness.is_secure or hardening != "none":
             return self._add_cipher_normal(values, deviation, hardening)
-        generator = torch.Generator(values.device).manual_seed(int(self.uint64(1)[0] >> np.uint64(1)))
-        return torch.empty_like(values).normal_(0, deviation, generator=generator).add_(values)
+        if self._generator is None or self._generator.device != values.device:
+            self._generator = torch.Generator(values.device)
+        self._generator.manual_seed(int(self.uint64(1)[0] >> np.uint64(1)))
+        return torch.empty_like(values).normal_(0, deviation, generator=self._generator).add_(values)
 
     def _add_cipher_normal(self, values: torch.Tensor, deviation: float, hardening: Hardening) -> torch.Tensor:
         import torch

@@ -118,15 +118,14 @@ def residuals(logits: Tensor, labels: Tensor) -> Tensor:
     if logits.shape[1] == 1:
         return torch.sigmoid(logits) - labels[:, None]
     p = torch.softmax(logits, dim=1)
-    p[torch.arange(len(p), device=p.device), labels] -= 1
-    return p
+    return p.scatter_add_(1, labels[:, None], p.new_full((len(p), 1), -1.0))
 
 
 def row_squares(rows: Tensor) -> Tensor:
     """|row|^2 in float64, shape (n,): summed in the rows' own dtype, and again in float64 for a row whose squares may have
     left that dtype's range, above or below (a small factor of a large product counts)."""
     norms = torch.linalg.vector_norm(rows, dim=1).double()
-    unsafe = ~((norms > 1e-12) & (norms < 1e15))
-    if bool(unsafe.any()):
+    if len(norms) and not 1e-12 < float(norms.min()) <= float(norms.max()) < 1e15:  # min and max are NaN if any row is
+        unsafe = ~((norms > 1e-12) & (norms < 1e15))
         norms[unsafe] = torch.linalg.vector_norm(rows[unsafe], dim=1, dtype=torch.float64)
-    return norms.square()
+    return norms.square_()
