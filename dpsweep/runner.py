@@ -83,6 +83,7 @@ def _blank(task: Task, settings: Settings) -> dict[str, Any]:
 
 def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     import torch
+    import torch._dynamo  # an optimizer imports it at its first step: seconds that belong to no training time
 
     from dpsweep.models.base import Model, mixes_records
     from dpsweep.privacy.noise import Hardening, Randomness
