@@ -50,7 +50,7 @@ def build(group: str, node: dict[str, Any], *positional: Any) -> Any:
         raise UsageError(f"{group}={node['name']}: {node['_target_']} doesn't take the keys of its YAML: {error}") from None
     try:
         return cls(*positional, **arguments)
-    except (ValueError, RuntimeError) as error:
+    except ValueError as error:
         raise UsageError(f"{group}={node['name']}: {error}") from error
 
 

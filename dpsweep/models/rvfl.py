@@ -32,6 +32,8 @@ class RandomFeatures(HeadModel):
     def __init__(self, shape: tuple[int, ...], classes: int, seed: int, hidden: int, direct_link: bool,
                  match_head: bool, project_above: int) -> None:  # fmt: skip
         super().__init__()
+        if hidden < 0 or hidden == 0 and not (direct_link or match_head):
+            raise ValueError(f"model.hidden={hidden}: at least 1, or 0 with model.direct_link=true, is needed")
         width = prod(shape)
         self.projection: Tensor | None
         self.weight: Tensor | None
