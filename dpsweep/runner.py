@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
@@ -10,7 +11,7 @@ import platform
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -55,12 +56,11 @@ def run_task(task: Task, settings: Settings, alone: bool = True) -> dict[str, An
     clock = time.perf_counter()
     record = _blank(task, settings) | {"alone": alone}
     try:
-        record |= _train(task, settings, clock)
+        with _tuned(settings.threads):
+            record |= _train(task, settings, clock)
         record["status"] = "done"
     except (Exception, SystemExit) as error:  # whatever it is, the sweep goes on and the record says it
         record["error"] = _error(error, record["public"])
-    finally:
-        _flush_denormals(False)
     record |= {"finished": _now(), "seconds_total": time.perf_counter() - clock}
     return record if record["public"] else record | dict.fromkeys(UNPROTECTED)
 
@@ -92,8 +92,6 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
 
     values = task.values
     device = pick_device(settings.device)
-    _flush_denormals(True)
-    torch.set_num_threads(settings.threads)
     mechanism, schedule, account, plan = plan_of(values)
     dataset, x, y = load_data(data_key(values), settings.data_dir, str(device))
     model = build("model", values["model"], dataset.x_train.shape[1:], dataset.classes, task.config["seed"]).to(device)
@@ -150,12 +148,20 @@ def guarantee_fields(guarantee: Guarantee, seeded: bool) -> dict[str, Any]:
     return fields | {"guarantee_reason": fields.pop("reason"), "guarantee_text": fields.pop("text")}
 
 
-def _flush_denormals(on: bool) -> None:
-    """A converged run slows several times on denormal numbers. Threads inherit the setting when they are made, so it is
-    set before the first tensor operation; it is taken back for whoever called us in their own process."""
+@contextlib.contextmanager
+def _tuned(threads: int) -> Iterator[None]:
+    """Threads and flushed denormals (a converged run slows several times on them) for a task, taken back afterwards for
+    whoever called us in their own process. Threads inherit the setting when they are made, so it comes first."""
     import torch
 
-    torch.set_flush_denormal(on)
+    before = torch.get_num_threads()
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(before)
 
 
 def pick_device(name: str) -> Any:
