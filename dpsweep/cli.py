@@ -187,6 +187,8 @@ def _estimate(plan: Plan, done: dict[str, dict[str, Any]], left: int) -> str:
     measured: dict[tuple[str, ...], list[float]] = {}
     kind = {t.id: tuple(t.config[g]["name"] for g in ("dataset", "model", "mechanism")) for t in plan.tasks}
     for name, record in done.items():
+        if record["seconds_total"] is None:  # withheld: the dataset is not public
+            continue
         measured.setdefault(kind[name], []).append(record["seconds_total"])
     known = [kind[t.id] for t in plan.tasks if t.id not in done and kind[t.id] in measured]
     seconds = sum(sum(measured[k]) / len(measured[k]) for k in known)
@@ -204,7 +206,7 @@ def _report(options: argparse.Namespace) -> int:
     records = Records(plan.settings.output_dir)
     scan = records.scan()
     if plan.suite is not None:
-        title, about, spec = plan.suite["name"], plan.suite["about"], plan.suite.get("report", {})
+        title, about, spec = plan.suite["name"], plan.suite.get("about", ""), plan.suite.get("report", {})
         tasks = [{"id": task.id, **task.labels} for task in plan.tasks]
     else:
         title, about, spec = "all", f"every record in {records.folder}", {}

@@ -108,13 +108,13 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     randomness = Randomness.secure() if secure else Randomness.seeded(task.config["seed"])
     hardening: Hardening = values["noise"]["hardening"] or "none"
     data = LoopData(prepared, y, model, plan, schedule.normalizer, randomness, hardening)
-    frozen = [(buffer, buffer._version) for buffer in model.buffers()]
+    frozen = [buffer.clone() for buffer in model.buffers()]
     setup = time.perf_counter()
     trained = train(mechanism, plan, model, data, optimizer_of(values))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = time.perf_counter() - setup
-    if private and any(now is not b or now._version != v for (b, v), now in zip(frozen, model.buffers(), strict=True)):
+    if private and not all(map(torch.equal, frozen, model.buffers())):
         raise UsageError(
             f"model={values['model']['name']} changed a buffer while it was trained (running statistics?): that would be "
             "released with the model, without noise. Keep buffers fixed"

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dpsweep.errors import UsageError
 from dpsweep.models.base import HeadModel, Model, trained
 from dpsweep.training.frozen import FeatureCache, HeadEngine
-from dpsweep.training.layered import LayeredEngine, supports
+from dpsweep.training.layered import LayeredEngine, agrees, supports
 from dpsweep.training.per_example import Engine, VmapEngine
 
 _CACHE = FeatureCache()
@@ -45,6 +46,8 @@ def prepare(name: str, model: Model, x: Tensor, key: str, physical_batch: int | 
     if name == "reference":
         from dpsweep.training.reference import ReferenceEngine
 
+        if not agrees(ReferenceEngine, model, tuple(x.shape[1:])):
+            raise UsageError("engine=reference: Opacus' hooks give other gradients than torch.func here; use engine=default")
         return Prepared(ReferenceEngine(model, physical_batch), x)
     if name == "vmap":
         return Prepared(VmapEngine(model, physical_batch), x)
@@ -61,4 +64,5 @@ def _plain_head(model: HeadModel) -> bool:
     """Whether the closed form holds: only the head is trained, with a bias, over the features that `stages` describes."""
     own = type(model).features is HeadModel.features and type(model).forward is HeadModel.forward
     head = model.head
+    own = own and type(head) is nn.Linear and not head._forward_hooks and not head._forward_pre_hooks
     return own and head.bias is not None and {id(p) for p in trained(model)} == {id(head.weight), id(head.bias)}

@@ -14,6 +14,7 @@ It holds for models whose trained parameters all belong to such layers, each cal
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from dpsweep.models.base import Model, example_losses, trained, trial, unflatten
 from dpsweep.training.frozen import row_squares
-from dpsweep.training.per_example import VmapEngine, clip_factors, gradient_sum
+from dpsweep.training.per_example import Engine, VmapEngine, clip_factors, gradient_sum
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
 _PHYSICAL = 512  # records that pass through the network at a time
@@ -36,6 +37,11 @@ def supports(model: Model, shape: tuple[int, ...]) -> bool:
     """
     if {id(p) for layer in _layers(model) for p in layer.parameters(recurse=False)} != {id(p) for p in trained(model)}:
         return False
+    return agrees(LayeredEngine, model, shape)
+
+
+def agrees(engine: Callable[[Model, int | None], Engine], model: Model, shape: tuple[int, ...]) -> bool:
+    """Whether an engine's clipped sum on a trial of the model is that of ``torch.func``, which sees one record at a time."""
     duplicate, (x, *masks) = trial(model, shape)
     try:
         rows = VmapEngine(duplicate, None)
@@ -44,10 +50,10 @@ def supports(model: Model, shape: tuple[int, ...]) -> bool:
         y = torch.arange(len(x)) % max(2, classes)
         for max_grad_norm in (1e-4, 1e9):  # all records clipped, none clipped
             expected = rows.clipped_sum(x, y, tuple(masks), max_grad_norm)
-            found = LayeredEngine(duplicate, None).clipped_sum(x, y, tuple(masks), max_grad_norm)
+            found = engine(duplicate, None).clipped_sum(x, y, tuple(masks), max_grad_norm)
             if not torch.allclose(found, expected, rtol=1e-6, atol=1e-9 * float(expected.abs().max())):
                 return False
-    except (RuntimeError, ValueError, IndexError):  # what doesn't fit shows in many ways
+    except Exception:  # what doesn't fit shows in many ways, Opacus' own among them
         return False
     return True
 

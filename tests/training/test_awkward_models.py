@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from dpsweep.errors import UsageError
 from dpsweep.models.base import HeadModel, Model, Stage, mixes_records
 from dpsweep.training.engines import prepare
 from dpsweep.training.frozen import HeadEngine
@@ -85,6 +86,12 @@ def test_one_record_moves_the_sum_by_at_most_c(make, physical):
         alone = engine.clipped_sum(x[i : i + 1], y[i : i + 1], (), C)
         assert alone.norm() <= C * (1 + 1e-9)
         torch.testing.assert_close(whole - engine.clipped_sum(x[rest], y[rest], (), C), alone, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("make", [patches, sequence_first, used_elsewhere, in_place])
+def test_the_reference_refuses_what_opacus_gets_wrong(make):
+    with pytest.raises(UsageError, match="engine=reference"):
+        prepare("reference", make(), torch.randn(6, 12), "", None)
 
 
 def centred():
