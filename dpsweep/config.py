@@ -108,7 +108,7 @@ class Composer:
     def options(self, group: str) -> list[str]:
         """The named options of a group, sorted (numbers by size)."""
         names = {f.stem for home in (config_home(), *self._dirs) for f in (home / group).glob("*.yaml")}
-        return sorted(names, key=lambda name: (_number(name) is None, _number(name) or 0, name))
+        return sorted(names, key=lambda name: (as_number(name) is None, as_number(name) or 0, name))
 
     def about(self, group: str, name: str) -> str:
         """One line about an option, from its YAML."""
@@ -119,7 +119,7 @@ class Composer:
         """Compose many options with few calls: each call takes one option of every group."""
         columns: dict[str, list[str]] = {group: [] for group in GROUPS}
         for group, name in dict.fromkeys(wanted):
-            if group in NUMBER_GROUPS and _number(name) is not None:
+            if group in NUMBER_GROUPS and as_number(name) is not None:
                 continue
             if name not in self.options(group):
                 close = difflib.get_close_matches(str(name), self.options(group), n=3)
@@ -156,7 +156,7 @@ class Composer:
         return Config(values, explicit)
 
     def _node(self, group: str, name: str) -> Any:
-        number = _number(name) if group in NUMBER_GROUPS else None
+        number = as_number(name) if group in NUMBER_GROUPS else None
         if number is not None:
             return number
         self.preload([(group, name)])
@@ -189,7 +189,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _number(text: Any) -> float | int | None:
+def as_number(text: Any) -> float | int | None:
     """The number that a choice of epsilon or seed stands for; None for a name."""
     if isinstance(text, bool) or text is None:
         return None

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dpsweep.config import GROUPS, PERFORMANCE, Composer, Config, ImpossiblePair, Item, fraction, parse
+from dpsweep.config import GROUPS, PERFORMANCE, Composer, Config, ImpossiblePair, Item, as_number, fraction, parse
 from dpsweep.errors import UsageError
 
 PROTOCOL = 1  # raised when the same configuration would come to mean another computation
@@ -210,17 +210,10 @@ def _check_suite(suite: Any) -> None:
 def _matches(task: Task, group: str, values: set[Any]) -> bool:
     if group in ("epsilon", "seed"):
         own = task.config.get(group)
-        return any(
-            own is None if str(v).lower() == "none" or v is None else own is not None and own == _as_float(v) for v in values
-        )
+        if own is None:
+            return any(str(value).lower() == "none" for value in values)
+        return any(own == as_number(value) for value in values)
     return group in task.config and task.config[group]["name"] in values
-
-
-def _as_float(value: Any) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
 
 
 def _grid(grid: dict[str, Any]) -> Iterable[list[Item]]:
