@@ -17,6 +17,7 @@ from dpsweep.privacy.ledger import Ledger, LedgerError
 from dpsweep.privacy.noise import Hardening, Randomness
 from dpsweep.privacy.sampling import Poisson
 from dpsweep.training.engines import Prepared
+from dpsweep.training.per_example import Inputs
 
 
 class LoopData:
@@ -31,7 +32,7 @@ class LoopData:
                  randomness: Randomness, hardening: Hardening) -> None:  # fmt: skip
         self.normalizer = normalizer
         self.ledger = Ledger(plan.step_events, plan.steps)
-        self._x, self._y = prepared.inputs, y
+        self._inputs, self._y = prepared.inputs, y
         self._model, self._engine, self._plan = model, prepared.engine, plan
         self._batches = plan.sampler.batches(len(y), randomness.stream("sampling"))
         self._noise = randomness.stream("noise")
@@ -72,11 +73,12 @@ class LoopData:
         self._indices.clear()
         self._sums.clear()
 
-    def _gather(self, batch: Batch) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def _gather(self, batch: Batch) -> tuple[Inputs, Tensor]:
         if batch.number not in self._indices:
             raise LedgerError(f"Batch {batch.number} belongs to an earlier step. Draw a new batch in each step.")
-        indices = torch.from_numpy(self._indices[batch.number]).to(self._x.device)
-        return self._x.index_select(0, indices), self._y.index_select(0, indices), self._masks(len(indices))
+        indices = torch.from_numpy(self._indices[batch.number]).to(self._y.device)
+        rows = (part.index_select(0, indices) for part in self._inputs)
+        return (*rows, *self._masks(len(indices))), self._y.index_select(0, indices)
 
     def _masks(self, n: int) -> tuple[Tensor, ...]:
         keep = 1 - self._model.dropout
@@ -85,7 +87,7 @@ class LoopData:
             size = n * int(np.prod(shape))
             bits = self._dropout.uint64((size + 1) // 2).view(np.uint32)[:size]
             mask = torch.from_numpy(bits < round(keep * 2**32)).reshape(n, *shape)
-            masks.append(mask.to(self._x.device, self._x.dtype).mul_(1 / keep))
+            masks.append(mask.to(self._y.device, self._inputs[0].dtype).mul_(1 / keep))
         return tuple(masks)
 
 

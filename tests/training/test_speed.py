@@ -21,7 +21,7 @@ x, y = torch.rand(4096, 3, 32, 32), torch.randint(10, (4096,))
 keep = tuple(torch.full((4096, *shape), 1.25) for shape in model.mask_shapes)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 ready = prepare("default", model, x, "", None)
-assert ready.engine.clipped_sum(ready.inputs, y, keep, 1.0).isfinite().all()
+assert ready.engine.clipped_sum((*ready.inputs, *keep), y, 1.0).isfinite().all()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
