@@ -24,12 +24,14 @@ class Prepared:
         inputs: one row a record: the data, or frozen features of it.
         cached: whether they are features.
         seconds: what computing the features took, when they were computed (they may be shared).
+        data: the records themselves, where the inputs are features of them.
     """
 
     engine: Engine
     inputs: Tensor
     cached: bool = False
     seconds: float = 0.0
+    data: Tensor | None = None
 
 
 def prepare(name: str, model: Model, x: Tensor, key: str, physical_batch: int | None) -> Prepared:
@@ -55,7 +57,7 @@ def prepare(name: str, model: Model, x: Tensor, key: str, physical_batch: int | 
         features = _CACHE.of(model, x, key) if name == "default" else None
         if features is None:
             return Prepared(HeadEngine(model, False, physical_batch), x)
-        return Prepared(HeadEngine(model, True, physical_batch), features.values, bool(model.stages()), features.seconds)
+        return Prepared(HeadEngine(model, True, physical_batch), features.values, bool(model.stages()), features.seconds, x)
     engine = LayeredEngine if supports(model, tuple(x.shape[1:])) else VmapEngine
     return Prepared(engine(model, physical_batch), x)
 
