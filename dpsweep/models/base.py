@@ -112,9 +112,12 @@ def example_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """Class probabilities in float64: (n,) of class 1 for one logit, else (n, K)."""
+    """Class probabilities in float64: (n,) of class 1 for one or two logits, else (n, K)."""
     logits = logits.double()
-    return torch.sigmoid(logits.squeeze(-1)) if logits.shape[-1] == 1 else torch.softmax(logits, dim=-1)
+    if logits.shape[-1] == 1:
+        return torch.sigmoid(logits.squeeze(-1))
+    scores = torch.softmax(logits, dim=-1)
+    return scores[..., 1] if logits.shape[-1] == 2 else scores
 
 
 def trial(model: Model, shape: tuple[int, ...], n: int = 3) -> tuple[Model, list[Tensor]]:

@@ -24,12 +24,14 @@ class Prepared:
         inputs: one row a record each: the data, or frozen features of it and then their norms.
         cached: whether they are features.
         seconds: what computing the features took, when they were computed (they may be shared).
+        data: the records themselves, where the inputs are features of them.
     """
 
     engine: Engine
     inputs: Inputs
     cached: bool = False
     seconds: float = 0.0
+    data: Tensor | None = None
 
 
 def prepare(name: str, model: Model, x: Tensor, key: str, physical_batch: int | None) -> Prepared:
@@ -56,7 +58,7 @@ def prepare(name: str, model: Model, x: Tensor, key: str, physical_batch: int | 
         if features is None:
             return Prepared(HeadEngine(model, False, physical_batch), (x,))
         engine = HeadEngine(model, True, physical_batch)
-        return Prepared(engine, (*features.blocks, features.norms), bool(model.stages()), features.seconds)
+        return Prepared(engine, (*features.blocks, features.norms), bool(model.stages()), features.seconds, x)
     fastest = LayeredEngine if supports(model, tuple(x.shape[1:])) else VmapEngine
     return Prepared(fastest(model, physical_batch), (x,))
 

@@ -131,7 +131,7 @@ def test_handles_carry_no_numbers_of_the_data():
     _, _, data = setting()
     batch = data.draw()
     total = data.clipped_sum(batch, 1.0)
-    assert vars(batch) == {"number": 1} and vars(total) == {"number": 2, "batch": batch, "sensitivity": 1.0}
+    assert vars(batch) == {"number": 1} and vars(total) == {"number": 2, "batch": batch, "sensitivity": 1.0, "norm": 2}
 
 
 def test_an_earlier_batch_cannot_be_released_again():
