@@ -26,6 +26,13 @@ def describe(record: dict[str, Any]) -> str:
         "model",
         f"{r['model']}, {r['trainable_parameters']:,} trained of {r['stored_parameters']:,} stored parameters, seed {r['seed']}",
     )
+    amounts = {
+        "macs": lambda n: f"{n:,} multiply-accumulates a record",
+        "stored_bytes": lambda n: f"{n / 2**20:.3f} MiB stored",
+        "peak_memory_growth": lambda n: f"{n / 2**20:.0f} MiB more memory while it was trained",
+    }
+    if known := [words(r[name]) for name, words in amounts.items() if r[name] is not None]:
+        line("resources", ", ".join(known))
     if r["noise_multiplier"] is not None:
         line("training", f"{r['mechanism']} with {r['optimizer']}: q = {r['sample_rate']}, T = {r['steps']}, "
                          f"m0 = {r['normalizer']}, N0 = {r['reference_size']:,}, C = {r['max_grad_norm']}, "

@@ -28,7 +28,7 @@ from dpsweep.tasks import Settings, Task
 # Fields that are read from the training records without noise: withheld where the records aren't public.
 UNPROTECTED = (
     "data_fingerprint", "train_size", "seconds_train", "seconds_features", "seconds_train_with_features", "seconds_setup",
-    "seconds_total", "finished",
+    "seconds_total", "finished", "peak_memory_growth",
 )  # fmt: skip
 
 
@@ -87,6 +87,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
 
     from dpsweep.models.base import Model, mixes_records
     from dpsweep.privacy.noise import Hardening, Randomness
+    from dpsweep.resources import MemoryGrowth, model_resources
     from dpsweep.training.engines import prepare
     from dpsweep.training.loop import LoopData, train
 
@@ -94,6 +95,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     device = pick_device(settings.device)
     mechanism, schedule, account, plan = plan_of(values)
     dataset, x, y = load_data(data_key(values), settings.data_dir, str(device))
+    memory = MemoryGrowth(device)
     model = build("model", values["model"], dataset.x_train.shape[1:], dataset.classes, task.config["seed"]).to(device)
     if not isinstance(model, Model):
         raise UsageError(f"model={values['model']['name']}: {type(model).__name__} must derive from dpsweep.models.base.Model")
@@ -113,7 +115,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     trained = train(mechanism, plan, model, data, optimizer_of(values))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    seconds = time.perf_counter() - setup
+    seconds, growth = time.perf_counter() - setup, memory.read()
     if private and not all(map(torch.equal, frozen, model.buffers())):
         raise UsageError(
             f"model={values['model']['name']} changed a buffer while it was trained (running statistics?): that would be "
@@ -132,8 +134,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
         "diverged": trained.diverged, **{f"test_{name}": value for name, value in metrics.items()},
         "seconds_setup": setup - clock, "seconds_train": seconds, "features_cached": prepared.cached,
         "seconds_features": prepared.seconds, "seconds_train_with_features": seconds + prepared.seconds, "device": str(device),
-        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "stored_parameters": sum(t.numel() for t in (*model.parameters(), *model.buffers())),
+        **model_resources(model, dataset.x_train.shape[1:]), "peak_memory_growth": growth,
         "data_fingerprint": dataset.fingerprint, "data_official": dataset.official, "data_source": dataset.source,
         "train_size": len(y), "test_size": len(dataset.y_test),
     }  # fmt: skip
