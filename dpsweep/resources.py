@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from pathlib import Path
 
 import torch
@@ -57,8 +59,7 @@ class MemoryGrowth:
 
     The peak of a process never falls by itself, so a second task of a process would be told the first one's. Linux lets a
     process set its peak back to what it holds now; where that can't be done there is no honest number, and None stands for
-    it. What an earlier task of the process left for reuse (features, freed memory that the allocator keeps) is held
-    already, so only the first task of a process shows all that it needs.
+    it. Memory that an earlier task freed goes back to the system first. Features that it left for others are held already.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -79,6 +80,9 @@ class MemoryGrowth:
 
 
 def _reset_peak() -> bool:
+    """Set this process' peak to what it holds and needs; False where that can't be done."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
     try:
         _CLEAR.write_text("5")  # proc(5): sets the peak resident size back to the current one
     except OSError:

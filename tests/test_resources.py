@@ -105,10 +105,13 @@ def test_memory_growth_is_that_of_the_run_alone():
     if not resources._reset_peak():
         pytest.skip("this system can't set the peak back")
     large = torch.ones(20 * 2**20)
-    del large
+    kept = [torch.ones(2**18) for _ in range(80)]  # small enough to stay with the allocator once they are free
+    last = torch.ones(2**18)
+    del large, kept
     memory = MemoryGrowth(torch.device("cpu"))
     small = torch.ones(10 * 2**20)
     del small
+    assert float(last.sum()) == 2**18
     assert 40 * 2**20 * 0.9 < memory.read() < 40 * 2**20 * 1.3
     assert MemoryGrowth(torch.device("cpu")).read() < 4 * 2**20
 
