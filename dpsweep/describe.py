@@ -57,6 +57,14 @@ def describe(record: dict[str, Any]) -> str:
             f"{name} {r['test_' + name]:.4f}" for name in ("accuracy", "f1", "auroc", "auprc") if r["test_" + name] is not None
         )
         line("test", ", ".join(metrics))
+    if (seen := r["diagnostics"]) is not None:
+        losses = [epoch["loss"] for epoch in seen["epochs"] if epoch["loss"] is not None]
+        parts = [str(len(seen["epochs"]))]
+        if losses:
+            parts.append(f"training loss {losses[0]:.4f} after the first and {losses[-1]:.4f} at the end")
+        if seen["clipped_fraction"] is not None:
+            parts.append(f"{seen['clipped_fraction']:.1%} of the gradients clipped")
+        line("epochs", ", ".join(parts) + "; read from the training records without noise")
     if r["seconds_train"] is not None:
         line("time", f"{r['seconds_train']:.2f} s training, {r['seconds_setup']:.2f} s before it, {r['seconds_total']:.2f} s "
                      f"in all; {r['threads']} threads on {r['device']}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +18,7 @@ from dpsweep.privacy.accounting import Unbounded
 from dpsweep.privacy.ledger import Ledger, LedgerError
 from dpsweep.privacy.noise import Hardening, Randomness
 from dpsweep.privacy.sampling import Poisson
+from dpsweep.training.diagnostics import Diagnostics
 from dpsweep.training.engines import Prepared
 
 
@@ -28,8 +31,9 @@ class LoopData:
     """
 
     def __init__(self, prepared: Prepared, y: Tensor, model: Model, plan: Plan, normalizer: int,
-                 randomness: Randomness, hardening: Hardening) -> None:  # fmt: skip
+                 randomness: Randomness, hardening: Hardening, diagnostics: Diagnostics | None = None) -> None:  # fmt: skip
         self.normalizer = normalizer
+        self._diagnostics = diagnostics
         self.ledger = Ledger(plan.step_events, plan.steps)
         self._x, self._y = prepared.inputs, y
         self._model, self._engine, self._plan = model, prepared.engine, plan
@@ -50,13 +54,18 @@ class LoopData:
     def clipped_sum(self, batch: Batch, max_grad_norm: float) -> Sum:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
         self._count += 1
-        self._sums[self._count] = self._engine.clipped_sum(*self._gather(batch), max_grad_norm)
+        with self._diagnostics.watching(max_grad_norm) if self._diagnostics else contextlib.nullcontext():
+            self._sums[self._count] = self._engine.clipped_sum(*self._gather(batch), max_grad_norm)
         return Sum(self._count, batch, max_grad_norm)
 
     def gradient(self, batch: Batch) -> Tensor:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
         self.ledger.charge_event(Unbounded("trained without privacy"))
-        return self._engine.gradient_sum(*self._gather(batch)).div_(max(1, len(self._indices[batch.number])))
+        gathered = self._gather(batch)
+        if self._diagnostics:
+            with self._diagnostics.watching(None):
+                self._engine.clipped_sum(*gathered, math.inf)  # for its norms alone
+        return self._engine.gradient_sum(*gathered).div_(max(1, len(self._indices[batch.number])))
 
     def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> Tensor:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
@@ -71,6 +80,8 @@ class LoopData:
         self.ledger.close_step()
         self._indices.clear()
         self._sums.clear()
+        if self._diagnostics:
+            self._diagnostics.close_step()
 
     def _gather(self, batch: Batch) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         if batch.number not in self._indices:

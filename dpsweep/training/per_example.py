@@ -8,7 +8,9 @@ weight would not remove a NaN), and norms are float64 wherever float32 squares c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Protocol
 
 import torch
@@ -28,9 +30,25 @@ class Engine(Protocol):
         """The same without clipping."""
 
 
+_LISTENER: ContextVar[Callable[[Tensor], None] | None] = ContextVar("listener", default=None)
+
+
+@contextlib.contextmanager
+def norms_told_to(listener: Callable[[Tensor], None]) -> Iterator[None]:
+    """Within it, whatever engine clips tells the gradient norms of the records: float64, shape (n,), a physical batch at a
+    time, before they are clipped. Only diagnostics may listen: the norms are not private."""
+    token = _LISTENER.set(listener)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+
+
 def clip_factors(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
     """min(1, C/|g_i|) from float64 squared norms, shape (n,); 0 where the norm is not finite."""
     norms = squared_norms.sqrt()
+    if (listener := _LISTENER.get()) is not None:
+        listener(norms)
     factors = (max_grad_norm / norms.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
     return torch.where(norms.isfinite(), factors, torch.zeros_like(factors))
 
