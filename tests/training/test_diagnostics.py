@@ -142,7 +142,13 @@ def test_every_engine_tells_its_norms(engine, name, kind):
 
 def test_a_record_drawn_often_counts_as_often():
     model = make("logistic_raw", "table")
-    seen = Diagnostics(model, model, torch.zeros(2, 13, dtype=torch.float64), torch.tensor([0, 1]), 3)
+    modes = []
+
+    def forward(x):
+        modes.append(model.training)
+        return model(x)
+
+    seen = Diagnostics(model.train(), forward, torch.zeros(2, 13, dtype=torch.float64), torch.tensor([0, 1]), 3)
     for norms in ([1.0, 4.0], [], [4.0, 4.0, 2.0]):
         with seen.watching(2.0):
             _tell(norms)
@@ -153,6 +159,7 @@ def test_a_record_drawn_often_counts_as_often():
     found = seen.result()
     first, second = found["epochs"]
     assert (first["draws"], first["clipped_fraction"], first["norm_quantiles"]["0.5"]) == (5, 3 / 5, 4.0)
+    assert modes == [False, False] and model.training  # the loss is taken in evaluation mode
     assert (second["draws"], second["clipped_fraction"], found["clipped_fraction"]) == (1, 1.0, 4 / 6)
 
 
