@@ -276,6 +276,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "noise.hardening": (lambda v: v in (None, "sum4"), "null or sum4"),
     "run": (lambda v: v is None or (isinstance(v, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,40}", v)),
             "a label of letters, digits, - and _, or null"),
+    "diagnostics": (lambda v: v is None or v is True, "true or null"),
     "engine": (lambda v: v in ("default", "uncached", "vmap", "reference"), "default, uncached, vmap or reference"),
     "device": (lambda v: isinstance(v, str) and re.fullmatch(r"auto|cpu|cuda(:\d+)?", v), "auto, cpu or cuda"),
     "on_error": (lambda v: v in ("continue", "stop"), "continue or stop"),
@@ -325,6 +326,12 @@ def _check_pairs(values: dict[str, Any], explicit: frozenset[str]) -> None:
         raise ImpossiblePair(
             f"model={model['name']} with dataset={dataset['name']}: this model reads {' and '.join(kinds)} data and the "
             f"dataset is of kind {dataset['kind']}. Choose another model or dataset"
+        )
+    if values["diagnostics"] and not dataset.get("public", False):
+        raise UsageError(
+            f"diagnostics=true with dataset={dataset['name']}: losses and gradient norms are read from the training records "
+            "without noise, and the dataset is not marked public. Leave diagnostics out, or set dataset.public=true if "
+            "everyone may know its records"
         )
     given = (values["sample_rate"] is not None, values["steps"] is not None)
     if any(given) and not all(given):

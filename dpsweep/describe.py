@@ -27,6 +27,13 @@ def describe(record: dict[str, Any]) -> str:
         f"{r['model']}, {r['trainable_parameters']:,} trained of {r['stored_parameters']:,} stored parameters, seed {r['seed']}",
     )
     method = r["mechanism"] if r["optimizer"] is None else f"{r['mechanism']} with {r['optimizer']}"
+    amounts = {
+        "macs": lambda n: f"{n:,} multiply-accumulates a record",
+        "stored_bytes": lambda n: f"{n / 2**20:.3f} MiB stored",
+        "peak_memory_growth": lambda n: f"{n / 2**20:.0f} MiB more memory while it was trained",
+    }
+    if known := [words(r[name]) for name, words in amounts.items() if r[name] is not None]:
+        line("resources", ", ".join(known))
     if r["noise_multiplier"] is not None:
         line("training", f"{method}: q = {r['sample_rate']}, T = {r['steps']}, "
                          f"m0 = {r['normalizer']}, N0 = {r['reference_size']:,}, C = {r['max_grad_norm']}, "
@@ -51,6 +58,14 @@ def describe(record: dict[str, Any]) -> str:
             f"{name} {r['test_' + name]:.4f}" for name in ("accuracy", "f1", "auroc", "auprc") if r["test_" + name] is not None
         )
         line("test", ", ".join(metrics))
+    if (seen := r["diagnostics"]) is not None:
+        losses = [epoch["loss"] for epoch in seen["epochs"] if epoch["loss"] is not None]
+        parts = [str(len(seen["epochs"]))]
+        if losses:
+            parts.append(f"training loss {losses[0]:.4f} after the first and {losses[-1]:.4f} at the end")
+        if seen["clipped_fraction"] is not None:
+            parts.append(f"{seen['clipped_fraction']:.1%} of the gradients clipped")
+        line("epochs", ", ".join(parts) + "; read from the training records without noise")
     if r["seconds_train"] is not None:
         line("time", f"{r['seconds_train']:.2f} s training, {r['seconds_setup']:.2f} s before it, {r['seconds_total']:.2f} s "
                      f"in all; {r['threads']} threads on {r['device']}"

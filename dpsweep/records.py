@@ -26,9 +26,10 @@ FIELDS = (
     "noise_multiplier", "adjacency", "protects", "epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised",
     "guarantee_reason", "guarantee_text", "events", "noise_source", "diverged", "test_accuracy", "test_precision",
     "test_recall", "test_f1", "test_auroc", "test_auprc", "seconds_train", "seconds_features",
-    "seconds_train_with_features", "features_cached", "seconds_setup", "seconds_total", "alone",
-    "trainable_parameters", "stored_parameters", "data_fingerprint", "data_official", "train_size", "test_size", "public",
-    "unprotected", "versions", "threads", "device", "engine", "started", "finished", "host", "error",
+    "seconds_train_with_features", "features_cached", "seconds_setup", "seconds_total", "alone", "diagnostics",
+    "trainable_parameters", "stored_parameters", "stored_bytes", "macs", "peak_memory_growth", "data_fingerprint",
+    "data_official", "train_size", "test_size", "public", "unprotected", "versions", "threads", "device", "engine",
+    "started", "finished", "host", "error",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import json
+import math
 import os
 import platform
 import socket
@@ -28,7 +29,7 @@ from dpsweep.tasks import Settings, Task
 # Fields that are read from the training records without noise: withheld where the records aren't public.
 UNPROTECTED = (
     "data_fingerprint", "train_size", "seconds_train", "seconds_features", "seconds_train_with_features", "seconds_setup",
-    "seconds_total", "finished",
+    "seconds_total", "finished", "peak_memory_growth", "diagnostics",
 )  # fmt: skip
 
 
@@ -87,6 +88,8 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
 
     from dpsweep.models.base import Model, mixes_records
     from dpsweep.privacy.noise import Hardening, Randomness
+    from dpsweep.resources import MemoryGrowth, model_resources
+    from dpsweep.training.diagnostics import Diagnostics
     from dpsweep.training.engines import prepare
     from dpsweep.training.loop import LoopData, train
 
@@ -94,26 +97,31 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     device = pick_device(settings.device)
     mechanism, schedule, account, plan = plan_of(values)
     dataset, x, y = load_data(data_key(values), settings.data_dir, str(device))
+    memory = MemoryGrowth(device)
     model = build("model", values["model"], dataset.x_train.shape[1:], dataset.classes, task.config["seed"]).to(device)
     if not isinstance(model, Model):
         raise UsageError(f"model={values['model']['name']}: {type(model).__name__} must derive from dpsweep.models.base.Model")
     private = not any(isinstance(event, Unbounded) for event in plan.step_events)
-    if private and mixes_records(model, dataset.x_train.shape[1:]):
+    if (private or values["diagnostics"]) and mixes_records(model, dataset.x_train.shape[1:]):
+        wish = "be trained privately" if private else "have diagnostics=true (gradient norms by record)"
         raise UsageError(
-            f"model={values['model']['name']} can't be trained privately: a record's output changes with the others of "
+            f"model={values['model']['name']} can't {wish}: a record's output changes with the others of "
             "its batch (batch normalisation?) or from call to call (nn.Dropout? use mask_shapes). Use group normalisation"
         )
     prepared = prepare(settings.engine, model, x, f"{data_key(values)} {settings.data_dir}", settings.physical_batch)
     secure = task.config.get("noise", {}).get("source") == "secure"
     randomness = Randomness.secure() if secure else Randomness.seeded(task.config["seed"])
     hardening: Hardening = values["noise"]["hardening"] or "none"
-    data = LoopData(prepared, y, model, plan, schedule.normalizer, randomness, hardening, settings.physical_batch)
+    diagnostics = None
+    if values["diagnostics"]:
+        diagnostics = Diagnostics(model, prepared, y, math.ceil(1 / schedule.sample_rate))
+    data = LoopData(prepared, y, model, plan, schedule.normalizer, randomness, hardening, settings.physical_batch, diagnostics)
     frozen = [buffer.clone() for buffer in model.buffers()]
     setup = time.perf_counter()
     trained = train(mechanism, plan, model, data, optimizer_of(values))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    seconds = time.perf_counter() - setup
+    seconds, growth = time.perf_counter() - setup, memory.read()
     if private and not all(map(torch.equal, frozen, model.buffers())):
         raise UsageError(
             f"model={values['model']['name']} changed a buffer while it was trained (running statistics?): that would be "
@@ -132,8 +140,8 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
         "diverged": trained.diverged, **{f"test_{name}": value for name, value in metrics.items()},
         "seconds_setup": setup - clock, "seconds_train": seconds, "features_cached": prepared.cached,
         "seconds_features": prepared.seconds, "seconds_train_with_features": seconds + prepared.seconds, "device": str(device),
-        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "stored_parameters": sum(t.numel() for t in (*model.parameters(), *model.buffers())),
+        **model_resources(model, dataset.x_train.shape[1:]), "peak_memory_growth": growth,
+        "diagnostics": diagnostics.result() if diagnostics else None,
         "data_fingerprint": dataset.fingerprint, "data_official": dataset.official, "data_source": dataset.source,
         "train_size": len(y), "test_size": len(dataset.y_test),
     }  # fmt: skip

@@ -25,7 +25,7 @@ DESCRIPTIVE = {
     "optimizer": {"about"},
     "accountant": {"about"},
 }
-_SCHEDULE = ("batch_size", "epochs", "sample_rate", "steps", "split", "split_seed", "run", "seed")
+_SCHEDULE = ("batch_size", "epochs", "sample_rate", "steps", "split", "split_seed", "run", "seed", "diagnostics")
 _PRIVATE_ONLY = ("epsilon", "delta", "noise")
 
 

@@ -45,6 +45,7 @@ BAD = [
     ("noise.source=dice", ["noise.source=dice", "secure or seeded"]),
     ("noise=3", ["noise=3"]),
     ("run=../../x", ["run=../../x", "label"]),
+    ("diagnostics=1", ["diagnostics=1", "true or null"]),
     ("+new=1", ["+new=1"]),
     ("~model", ["~model"]),
     ("heart", ["key=value"]),

@@ -38,7 +38,8 @@ def test_performance_is_not_identity(performance):
 @pytest.mark.parametrize(
     "science", ["epsilon=2", "seed=1", "delta=1e-6", "model=cnn", "model.hidden=10", "optimizer.lr=0.1", "optimizer=sgd",
                 "accountant=pld", "epochs=2", "batch_size=3", "noise.source=seeded", "noise.hardening=sum4", "run=again",
-                "split_seed=1", "mechanism.max_grad_norm=2", "dataset.reference_size=1000", "dataset=breast_cancer"])  # fmt: skip
+                "split_seed=1", "mechanism.max_grad_norm=2", "dataset.reference_size=1000", "dataset=breast_cancer",
+                "diagnostics=true"])  # fmt: skip
 def test_science_is_identity(science):
     assert ident(science) != ident()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,14 +25,21 @@ class Prepared:
         inputs: one row a record each: the data, or frozen features of it and then their norms.
         cached: whether they are features.
         seconds: what computing the features took, when they were computed (they may be shared).
-        data: the records themselves, where the inputs are features of them.
+        data: the records themselves.
+        forward: from some rows of the inputs to logits (n, outputs), without dropout.
     """
 
     engine: Engine
     inputs: Inputs
+    data: Tensor
+    forward: Callable[[Inputs], Tensor]
     cached: bool = False
     seconds: float = 0.0
-    data: Tensor | None = None
+
+
+def over_records(engine: Engine, model: Model, x: Tensor) -> Prepared:
+    """An engine that is fed the records themselves."""
+    return Prepared(engine, (x,), x, lambda rows: model(*rows))
 
 
 def prepare(name: str, model: Model, x: Tensor, key: str, physical_batch: int | None) -> Prepared:
@@ -50,17 +58,18 @@ def prepare(name: str, model: Model, x: Tensor, key: str, physical_batch: int | 
 
         if not agrees(ReferenceEngine, model, tuple(x.shape[1:])):
             raise UsageError("engine=reference: Opacus' hooks give other gradients than torch.func here; use engine=default")
-        return Prepared(ReferenceEngine(model, physical_batch), (x,))
+        return over_records(ReferenceEngine(model, physical_batch), model, x)
     if name == "vmap":
-        return Prepared(VmapEngine(model, physical_batch), (x,))
+        return over_records(VmapEngine(model, physical_batch), model, x)
     if isinstance(model, HeadModel) and _plain_head(model):
         features = _CACHE.of(model, x, key) if name == "default" else None
         if features is None:
-            return Prepared(HeadEngine(model, False, physical_batch), (x,))
-        engine = HeadEngine(model, True, physical_batch)
-        return Prepared(engine, (*features.blocks, features.norms), bool(model.stages()), features.seconds, x)
+            return over_records(HeadEngine(model, False, physical_batch), model, x)
+        engine, head = HeadEngine(model, True, physical_batch), model.head
+        inputs, cached = (*features.blocks, features.norms), bool(model.stages())
+        return Prepared(engine, inputs, x, lambda rows: head(torch.cat(rows[:-1], dim=1)), cached, features.seconds)
     fastest = LayeredEngine if supports(model, tuple(x.shape[1:])) else VmapEngine
-    return Prepared(fastest(model, physical_batch), (x,))
+    return over_records(fastest(model, physical_batch), model, x)
 
 
 def _plain_head(model: HeadModel) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.models.base import HeadModel, Stage
-from dpsweep.training.per_example import Inputs, clip_factors, cut
+from dpsweep.training.per_example import Inputs, Weigh, cut
 
 LIMIT = 4 * 2**30  # bytes of representations that a process keeps
 _ROWS = 1024  # records that pass through a frozen layer at a time
@@ -94,16 +94,16 @@ class HeadEngine:
         self._model, self._cached = model, cached
         self._physical = physical_batch or 2**15
 
-    def clipped_sum(self, inputs: Inputs, y: Tensor, max_grad_norm: float) -> Tensor:
+    def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        return self._sum(inputs, y, max_grad_norm)
+        return self._sum(inputs, y, weigh)
 
     def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
         return self._sum(inputs, y, None)
 
     @torch.no_grad()
-    def _sum(self, inputs: Inputs, y: Tensor, max_grad_norm: float | None) -> Tensor:
+    def _sum(self, inputs: Inputs, y: Tensor, weigh: Weigh | None) -> Tensor:
         weight, bias = self._model.head.weight, self._model.head.bias
         total = weight.new_zeros(weight.numel() + bias.numel())
         into = total[: weight.numel()].view(weight.shape)
@@ -114,9 +114,8 @@ class HeadEngine:
             for block, piece in zip(blocks, weight.split(columns, dim=1), strict=True):
                 logits = torch.addmm(logits, block, piece.t())
             r = residuals(logits, labels)
-            if max_grad_norm is not None:
-                norms = torch.linalg.vector_norm(r, dim=1, dtype=torch.float64).mul_(norms)
-                factors = clip_factors(norms, max_grad_norm)
+            if weigh is not None:
+                factors = weigh(torch.linalg.vector_norm(r, dim=1, dtype=torch.float64).mul_(norms))
                 if not float(factors.amin()) > 0:  # a zero weight doesn't remove a NaN: take the rows out
                     kept = factors > 0
                     r, factors, blocks = r[kept], factors[kept], [block[kept] for block in blocks]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dpsweep.models.base import Model, example_losses, trained, trial, unflatten
 from dpsweep.training.frozen import row_squares
-from dpsweep.training.per_example import Engine, Inputs, VmapEngine, clip_factors, cut, gradient_sum
+from dpsweep.training.per_example import Engine, Inputs, VmapEngine, Weigh, clipping, cut, gradient_sum
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
 _PHYSICAL = 512  # records that pass through the network at a time
@@ -49,8 +49,8 @@ def agrees(engine: Callable[[Model, int | None], Engine], model: Model, shape: t
             classes = duplicate(*inputs).shape[1]
         y = torch.arange(len(inputs[0])) % max(2, classes)
         for max_grad_norm in (1e-4, 1e9):  # all records clipped, none clipped
-            expected = rows.clipped_sum(tuple(inputs), y, max_grad_norm)
-            found = engine(duplicate, None).clipped_sum(tuple(inputs), y, max_grad_norm)
+            expected = rows.weighted_sum(tuple(inputs), y, clipping(max_grad_norm))
+            found = engine(duplicate, None).weighted_sum(tuple(inputs), y, clipping(max_grad_norm))
             if not torch.allclose(found, expected, rtol=1e-6, atol=1e-9 * float(expected.abs().max())):
                 return False
     except Exception:  # what doesn't fit shows in many ways, Opacus' own among them
@@ -114,7 +114,7 @@ class LayeredEngine:
         if self._tape is not None:
             self._tape.append((layer, inputs[0].detach(), output))
 
-    def clipped_sum(self, inputs: Inputs, y: Tensor, max_grad_norm: float) -> Tensor:
+    def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
         total = inputs[0].new_empty(sum(p.numel() for p in self._parameters))
         if len(y) == 0:
@@ -124,7 +124,7 @@ class LayeredEngine:
         for part, labels in cut(inputs, y, self._asked or _PHYSICAL):
             entries = self._pass(part, labels)
             squared: Any = sum(_squares(entry) for entry in entries)
-            factors = clip_factors(squared.sqrt(), max_grad_norm)
+            factors = weigh(squared.sqrt())
             kept = factors > 0
             if not bool(kept.all()):  # a zero weight doesn't remove a NaN: take the rows out
                 factors, entries = factors[kept], [entry.take(kept) for entry in entries]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -15,8 +16,9 @@ from dpsweep.privacy.accounting import PureDP, Unbounded
 from dpsweep.privacy.ledger import Ledger, LedgerError
 from dpsweep.privacy.noise import Hardening, Randomness
 from dpsweep.privacy.sampling import Poisson
+from dpsweep.training.diagnostics import Diagnostics
 from dpsweep.training.engines import Prepared
-from dpsweep.training.per_example import Inputs
+from dpsweep.training.per_example import Inputs, Weigh, clip_factors
 from dpsweep.training.statistics import bounded_sum
 
 
@@ -29,11 +31,13 @@ class LoopData:
     """
 
     def __init__(self, prepared: Prepared, y: Tensor, model: Model, plan: Plan, normalizer: int,
-                 randomness: Randomness, hardening: Hardening, physical_batch: int | None = None) -> None:  # fmt: skip
+                 randomness: Randomness, hardening: Hardening, physical_batch: int | None = None,
+                 diagnostics: Diagnostics | None = None) -> None:  # fmt: skip
         self.normalizer = normalizer
+        self._diagnostics = diagnostics
         self.ledger = Ledger(plan.step_events, plan.steps)
         self._inputs, self._y = prepared.inputs, y
-        self._records = prepared.inputs[0] if prepared.data is None else prepared.data
+        self._records = prepared.data
         self._model, self._engine, self._plan = model, prepared.engine, plan
         self._batches = plan.sampler.batches(len(y), randomness.stream("sampling"))
         self._noise = randomness.stream("noise")
@@ -53,7 +57,7 @@ class LoopData:
     def clipped_sum(self, batch: Batch, max_grad_norm: float) -> Sum:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
         self._count += 1
-        self._sums[self._count] = self._engine.clipped_sum(*self._gather(batch), max_grad_norm)
+        self._sums[self._count] = self._engine.weighted_sum(*self._gather(batch), self._clipping(max_grad_norm))
         return Sum(self._count, batch, max_grad_norm)
 
     def statistics(self, batch: Batch, record: Statistic, bound: float, sensitivity: float | None = None) -> Sum:
@@ -70,7 +74,10 @@ class LoopData:
     def gradient(self, batch: Batch) -> Tensor:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
         self.ledger.charge_event(Unbounded("trained without privacy"))
-        return self._engine.gradient_sum(*self._gather(batch)).div_(max(1, len(self._indices[batch.number])))
+        gathered = self._gather(batch)
+        if self._diagnostics:
+            self._engine.weighted_sum(*gathered, self._clipping(math.inf))  # for its norms alone
+        return self._engine.gradient_sum(*gathered).div_(max(1, len(self._indices[batch.number])))
 
     def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> Tensor:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
@@ -99,6 +106,16 @@ class LoopData:
         self.ledger.close_step()
         self._indices.clear()
         self._sums.clear()
+        if self._diagnostics:
+            self._diagnostics.close_step()
+
+    def _clipping(self, max_grad_norm: float) -> Weigh:
+        def weigh(norms: Tensor) -> Tensor:
+            if self._diagnostics:
+                self._diagnostics.note(norms, max_grad_norm)
+            return clip_factors(norms, max_grad_norm)
+
+        return weigh
 
     def _gather(self, batch: Batch) -> tuple[Inputs, Tensor]:
         indices = self._chosen(batch)

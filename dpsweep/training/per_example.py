@@ -1,9 +1,10 @@
-"""Clipped sums of per-example gradients: the engines behind ``data.clipped_sum``.
+"""Weighted sums of per-example gradients: the engines behind ``data.clipped_sum``.
 
-An engine turns a batch into sum_i g_i min(1, C/|g_i|), where g_i is the gradient of record i's loss with respect to
-all trainable parameters together. All engines agree to rounding. Two rules keep a single record from breaking the
-bound: a record whose gradient norm is not finite contributes exactly zero (its row is selected away, since a zero
-weight would not remove a NaN), and norms are float64 wherever float32 squares could leave their range.
+An engine turns a batch into sum_i w(|g_i|) g_i, where g_i is the gradient of record i's loss with respect to all trainable
+parameters together and w a rule such as clipping, w(n) = min(1, C/n). All engines agree to rounding. Two rules keep a
+single record from breaking the bound: a record whose gradient norm is not finite contributes exactly zero (its row is
+selected away, since a zero weight would not remove a NaN), and norms are float64 wherever float32 squares could leave
+their range.
 """
 
 from __future__ import annotations
@@ -23,11 +24,20 @@ Inputs = tuple[Tensor, ...]  # what the model takes, one row a record each: the 
 class Engine(Protocol):
     """Sums of gradients over the records of a batch."""
 
-    def clipped_sum(self, inputs: Inputs, y: Tensor, max_grad_norm: float) -> Tensor:
-        """Shape (trainable parameters,), from inputs (n, ...) and labels (n,)."""
+    def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh) -> Tensor:
+        """Shape (trainable parameters,), from inputs (n, ...) and labels (n,). `weigh` is asked once a physical batch, in the
+        batch's order; a record of weight 0 is taken out."""
 
     def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:
-        """The same without clipping."""
+        """The same with all weights 1."""
+
+
+Weigh = Callable[[Tensor], Tensor]  # from the norms of a physical batch's gradients, float64 (n,), to their weights (n,)
+
+
+def clipping(max_grad_norm: float) -> Weigh:
+    """The weights of clipping: see `clip_factors`."""
+    return lambda norms: clip_factors(norms, max_grad_norm)
 
 
 def clip_factors(norms: Tensor, max_grad_norm: float) -> Tensor:
@@ -35,11 +45,11 @@ def clip_factors(norms: Tensor, max_grad_norm: float) -> Tensor:
     return (max_grad_norm / norms).clamp_max_(1.0).nan_to_num_(nan=0.0)  # C/0 = inf, C/inf = 0
 
 
-def weighted_sum(rows: list[Tensor], like: list[nn.Parameter], max_grad_norm: float) -> Tensor:
-    """Clip and sum materialised per-example gradients: one tensor (n, ...) a parameter, in parameter order."""
+def sum_of_rows(rows: list[Tensor], like: list[nn.Parameter], weigh: Weigh) -> Tensor:
+    """Weigh and sum materialised per-example gradients: one tensor (n, ...) a parameter, in parameter order."""
     flat = flatten_rows(rows, like)
     squared: Any = sum(torch.linalg.vector_norm(row, dim=1, dtype=torch.float64).square() for row in flat)
-    factors = clip_factors(squared.sqrt(), max_grad_norm)
+    factors = weigh(squared.sqrt())
     kept = factors > 0
     pieces = [factors.to(row.dtype) @ torch.where(kept[:, None], row, torch.zeros_like(row)) for row in flat]
     return torch.cat(pieces)
@@ -60,7 +70,7 @@ class VmapEngine:
         logits = functional_call(self._model, (trained, self._fixed), tuple(part.unsqueeze(0) for part in inputs))
         return example_losses(logits, y.unsqueeze(0)).squeeze(0)
 
-    def clipped_sum(self, inputs: Inputs, y: Tensor, max_grad_norm: float) -> Tensor:
+    def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh) -> Tensor:
         """See :class:`Engine`."""
         if self._rows is None:
             self._rows = vmap(grad(self._loss), in_dims=(None, 0, *(0 for _ in inputs)))
@@ -69,7 +79,7 @@ class VmapEngine:
         total = inputs[0].new_zeros(sum(p.numel() for p in parameters))
         for part, labels in cut(inputs, y, self._physical):
             rows = self._rows(detached, labels, *part)
-            total += weighted_sum([rows[name] for name in detached], parameters, max_grad_norm)
+            total += sum_of_rows([rows[name] for name in detached], parameters, weigh)
         return total
 
     def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from dpsweep.models.base import HeadModel, Model, Stage, mixes_records
 from dpsweep.training.engines import prepare
 from dpsweep.training.frozen import HeadEngine
 from dpsweep.training.layered import LayeredEngine, supports
-from dpsweep.training.per_example import VmapEngine
+from dpsweep.training.per_example import VmapEngine, clipping
 
 SHAPE, C = (12,), 0.5
 
@@ -80,12 +80,12 @@ def test_one_record_moves_the_sum_by_at_most_c(make, physical):
     x, y = 5 * torch.randn(6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 3
     engine = prepare("default", model, x, "", physical).engine
     assert isinstance(engine, LayeredEngine if make is plain else VmapEngine)
-    whole = engine.clipped_sum((x,), y, C)
+    whole = engine.weighted_sum((x,), y, clipping(C))
     for i in range(6):
         rest = torch.arange(6) != i
-        alone = engine.clipped_sum((x[i : i + 1],), y[i : i + 1], C)
+        alone = engine.weighted_sum((x[i : i + 1],), y[i : i + 1], clipping(C))
         assert alone.norm() <= C * (1 + 1e-9)
-        torch.testing.assert_close(whole - engine.clipped_sum((x[rest],), y[rest], C), alone, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(whole - engine.weighted_sum((x[rest],), y[rest], clipping(C)), alone, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("make", [patches, sequence_first, used_elsewhere, in_place])

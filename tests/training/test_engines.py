@@ -8,7 +8,7 @@ from zoo import batch, make
 
 from dpsweep.models.base import example_losses, trained, unflatten
 from dpsweep.training.engines import prepare
-from dpsweep.training.per_example import clip_factors
+from dpsweep.training.per_example import clip_factors, clipping
 
 ENGINES = ("default", "uncached", "vmap", "reference")
 C = 0.7
@@ -27,7 +27,7 @@ class summed:
 
     def clipped_sum(self, x, y, masks, max_grad_norm):
         engine, inputs = self._ready(x, masks)
-        return self._in_order(engine.clipped_sum(inputs, y, max_grad_norm))
+        return self._in_order(engine.weighted_sum(inputs, y, clipping(max_grad_norm)))
 
     def gradient_sum(self, x, y, masks):
         engine, inputs = self._ready(x, masks)

@@ -8,6 +8,7 @@ from dpsweep.runner import run_task
 from dpsweep.tasks import Settings, Task
 from dpsweep.training.engines import prepare
 from dpsweep.training.frozen import FeatureCache, HeadEngine
+from dpsweep.training.per_example import clipping
 
 
 def test_one_seed_shares_its_projection_between_models_and_nothing_else():
@@ -50,7 +51,9 @@ def test_features_that_do_not_fit_are_recomputed_with_the_same_result(monkeypatc
     monkeypatch.setattr("dpsweep.training.engines._CACHE", FeatureCache(limit=10))
     anew = prepare("default", model, x, "does not fit", None)
     assert cached.cached and not anew.cached and isinstance(anew.engine, HeadEngine)
-    torch.testing.assert_close(cached.engine.clipped_sum(cached.inputs, y, 1.0), anew.engine.clipped_sum(anew.inputs, y, 1.0))
+    torch.testing.assert_close(
+        cached.engine.weighted_sum(cached.inputs, y, clipping(1.0)), anew.engine.weighted_sum(anew.inputs, y, clipping(1.0))
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,14 @@ import resource, sys, torch
 from zoo import COMPOSER
 from dpsweep.build import build
 from dpsweep.training.engines import prepare
+from dpsweep.training.per_example import clipping
 torch.set_num_threads(1)
 model = build("model", COMPOSER.node("model", sys.argv[1]), (3, 32, 32), 10, 0)
 x, y = torch.rand(4096, 3, 32, 32), torch.randint(10, (4096,))
 keep = tuple(torch.full((4096, *shape), 1.25) for shape in model.mask_shapes)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 ready = prepare("default", model, x, "", None)
-assert ready.engine.clipped_sum((*ready.inputs, *keep), y, 1.0).isfinite().all()
+assert ready.engine.weighted_sum((*ready.inputs, *keep), y, clipping(1.0)).isfinite().all()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 

@@ -112,7 +112,7 @@ def test_a_statistic_sees_one_record():
 
 def test_statistics_are_of_the_records_where_training_is_on_cached_features():
     _, _, data = setting(model="rvfl")
-    assert data._x.shape[1] == 213
+    assert [part.shape[1:] for part in data._inputs] == [(13,), (200,), ()]
     total = data.statistics(data.draw(), flat, 1e9)
     x, _, _ = batch(make("rvfl", "table"), "table", 30)
     torch.testing.assert_close(data._sums[total.number], x.sum(0))
@@ -163,7 +163,7 @@ def test_what_a_plan_does_not_allow_is_refused(step, error, said):
 def test_an_earlier_sum_and_an_earlier_batch_are_gone():
     model, _, data = setting()
     plan = Plan(Everything(), (PureDP(0.5, "laplace"),), 2)
-    data = LoopData(prepare("default", model, data._x, "x", None), data._y, model, plan, 30, Randomness.seeded(0), "none")
+    data = LoopData(prepare("default", model, data._records, "x", None), data._y, model, plan, 30, Randomness.seeded(0), "none")
     drawn = data.draw()
     total = data.statistics(drawn, flat, 1.0)
     data.release(total, 1.0, 2.0)
@@ -177,8 +177,8 @@ def test_an_earlier_sum_and_an_earlier_batch_are_gone():
 def test_statistics_without_noise_are_charged_as_unbounded():
     model, _, data = setting()
     plan = Plan(Everything(), (Unbounded("as an example"),), 1)
-    data = LoopData(prepare("default", model, data._x, "x", None), data._y, model, plan, 30, Randomness.seeded(0), "none")
+    data = LoopData(prepare("default", model, data._records, "x", None), data._y, model, plan, 30, Randomness.seeded(0), "none")
     exact = data.release(data.statistics(data.draw(), flat, 1e9), 1e9, 0.0)
-    torch.testing.assert_close(exact, data._x.sum(0))
+    torch.testing.assert_close(exact, data._records.sum(0))
     ((event, count),) = data.ledger.events()
     assert isinstance(event, Unbounded) and count == 1
