@@ -30,10 +30,10 @@ from dpsweep.datasets.base import (
     split_images,
 )
 from dpsweep.datasets.image_files import check_images, gunzip, parse_cifar_batch, parse_idx, read_npz
+from dpsweep.datasets.profiles import apply_profile, check_profile
 
 _CLASSES = 10
 _NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test")
-_CHUNK = 4096  # images scaled at a time, so that no second copy of the whole set is made
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,11 @@ class _Raw:
 
 
 class _ImageFiles(ABC):
-    """What the three share; a subclass knows its files."""
+    """What the three share; a subclass knows its files.
+
+    Args:
+        profile: one of `profiles.PROFILES`; None means raw01.
+    """
 
     name: str
     torchvision_class: str
@@ -57,6 +61,9 @@ class _ImageFiles(ABC):
     shape: tuple[int, int, int]
     counts: tuple[str, str]  # images by class, training and test
     known_fingerprint: str | None
+
+    def __init__(self, profile: str | None = None) -> None:
+        self._profile = check_profile(profile)
 
     @abstractmethod
     def _files(self, data_dir: Path) -> dict[str, Path]:
@@ -71,10 +78,11 @@ class _ImageFiles(ABC):
         self._locate(data_dir)
 
     def load(self, data_dir: Path, split: str, split_seed: int) -> Dataset:
-        """Images as float32 value/255 ("raw01", torchvision's ToTensor), labels as in the files."""
-        return self._split(self._read(data_dir), split, split_seed)
+        """Images as float32 by the profile, labels as in the files."""
+        return self._split(self._read(data_dir), split, split_seed, self._profile)
 
     def verify(self, data_dir: Path) -> list[Finding]:
+        """Counts, classes and checksums of the files; the fingerprint is that of the profile raw01, whatever is chosen."""
         raw = self._read(data_dir)
         findings = [
             compare(f"checksum of {file}", "the official file", "the official file" if same else "another file")
@@ -87,7 +95,7 @@ class _ImageFiles(ABC):
             compare("test images by class", self.counts[1], class_counts(raw.y_test, _CLASSES)),
             # an NPZ may hold the same images in another order, so only the official files have one fingerprint
             compare_fingerprint(
-                self.known_fingerprint if raw.official else None, self._split(raw, VERIFIED_SPLIT, VERIFIED_SEED)
+                self.known_fingerprint if raw.official else None, self._split(raw, VERIFIED_SPLIT, VERIFIED_SEED, "raw01")
             ),
         ]
 
@@ -120,13 +128,13 @@ class _ImageFiles(ABC):
         x_train, y_train, x_test, y_test = read_npz(path, _NPZ_KEYS)
         return _Raw(_channels_first(x_train), y_train, _channels_first(x_test), y_test, {}, path.name)
 
-    def _split(self, raw: _Raw, split: str, split_seed: int) -> Dataset:
+    def _split(self, raw: _Raw, split: str, split_seed: int, profile: str) -> Dataset:
         train = split_images(len(raw.x_train), split, split_seed, raw.source)
         return assemble(
             self.name,
             "image",
-            (_scaled(raw.x_train, train), raw.y_train[train]),
-            (_scaled(raw.x_test, np.arange(len(raw.x_test))), raw.y_test),
+            (apply_profile(raw.x_train, train, profile), raw.y_train[train]),
+            (apply_profile(raw.x_test, np.arange(len(raw.x_test)), profile), raw.y_test),
             _CLASSES,
             bool(raw.official) and all(raw.official.values()),
             raw.source,
@@ -219,12 +227,3 @@ def _channels_first(images: np.ndarray) -> np.ndarray:
     if images.ndim == 3:
         return images[:, None]
     return np.moveaxis(images, -1, 1) if images.ndim == 4 else images
-
-
-def _scaled(images: np.ndarray, records: np.ndarray) -> np.ndarray:
-    """The images `records` as float32 value/255, C-contiguous."""
-    scaled = np.empty((len(records), *images.shape[1:]), dtype=np.float32)
-    for start in range(0, len(records), _CHUNK):
-        chunk = slice(start, start + _CHUNK)
-        np.divide(images[records[chunk]], np.float32(255), out=scaled[chunk])
-    return scaled
