@@ -149,6 +149,22 @@ def test_the_official_files(reader, train, test, majority):
     assert all(finding.ok for finding in reader.verify(folder))
 
 
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("seed", "train", "test"),
+    [(2026, [116, 96], [19, 27]), (2027, [117, 95], [23, 23]), (2028, [111, 101], [28, 18]), (2029, [114, 98], [26, 20])],
+)
+def test_the_papers_four_splits_of_heart(seed, train, test):
+    folder = Path(os.environ.get("DPSWEEP_DATA", ""))
+    if not (folder / Heart.file).is_file():
+        pytest.skip(f"{Heart.file} is not in the folder that DPSWEEP_DATA names")
+    d = Heart().load(folder, "dp_rvfl", seed)
+    sick = np.array([line.split(",")[-1] != "0" for line in (folder / Heart.file).read_text().split()])
+    order = np.random.default_rng(seed).permutation(303)
+    assert np.array_equal(d.y_train, sick[order[:212]]) and np.array_equal(d.y_test, sick[order[257:]])
+    assert np.bincount(d.y_train).tolist() == train and np.bincount(d.y_test).tolist() == test
+
+
 def test_the_checksum_decides_what_is_official(tmp_path, monkeypatch):
     folder = write(tmp_path, Heart, heart_lines())
     monkeypatch.setattr(tabular, "HEART_SHA256", hashlib.sha256((folder / Heart.file).read_bytes()).hexdigest())
