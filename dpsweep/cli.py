@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     command("calibrate", _calibrate, "Show the noise that meets a budget, without training.", multirun=True)
     data = commands.add_parser("data", help="Check data files.", description="Check data files.")
     data.add_argument("action", choices=["verify"], help="verify: counts, shapes, class balance, fingerprints, official or not")
-    data.add_argument("names", nargs="*", metavar="NAME", help="datasets (all, if none is named), or data.dir=FOLDER")
+    data.add_argument("overrides", nargs="*", metavar="NAME", help="datasets (all, if none is named), or data.dir=FOLDER")
     data.add_argument("--config-dir", action="append", default=[], metavar="FOLDER", help="a folder with groups of your own")
     data.set_defaults(command=_data)
     return parser
@@ -264,8 +264,8 @@ def _data(options: argparse.Namespace) -> int:
     from dpsweep.tasks import Settings
 
     composer = Composer([Path(folder) for folder in options.config_dir])
-    overrides = [name for name in options.names if "=" in name]
-    names = [name for name in options.names if "=" not in name]
+    overrides = [word for word in options.overrides if "=" in word]
+    names = [word for word in options.overrides if "=" not in word]
     readers = {}
     for name in names or composer.options("dataset"):
         config = composer.compose([("dataset", name), *parse(overrides)[0]])
