@@ -56,7 +56,6 @@ class _ImageFiles(ABC):
     """
 
     name: str
-    torchvision_class: str
     folder: str
     shape: tuple[int, int, int]
     counts: tuple[str, str]  # images by class, training and test
@@ -112,8 +111,7 @@ class _ImageFiles(ABC):
             self.name,
             f"{self.folder}/{{{', '.join(absent)}}} or {npz.name} (arrays {', '.join(_NPZ_KEYS)})",
             data_dir,
-            f'Run: python -c "from torchvision.datasets import {self.torchvision_class} as D; '
-            f"D(r'{data_dir}', download=True)\".",
+            f"Run `dpsweep data fetch {self.name}` on a machine with internet.",
         )
 
     def _read(self, data_dir: Path) -> _Raw:
@@ -166,7 +164,7 @@ class _Idx(_ImageFiles):
 class MNIST(_Idx):
     """MNIST handwritten digits (LeCun et al., 1998): 60,000 + 10,000 grey images of 28x28."""
 
-    name, torchvision_class, folder = "mnist", "MNIST", "MNIST/raw"
+    name, folder = "mnist", "MNIST/raw"
     counts = ("5923 6742 5958 6131 5842 5421 5918 6265 5851 5949", "980 1135 1032 1010 982 892 958 1028 974 1009")
     known_fingerprint = "89f5c99754d4a6894d50be620c9f03e4c3ba8df084c8e4743d0414d7c4229f22"
     # the content of the .gz files whose MD5s torchvision knows
@@ -181,7 +179,7 @@ class MNIST(_Idx):
 class FashionMNIST(_Idx):
     """Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017): 60,000 + 10,000 grey images of 28x28."""
 
-    name, torchvision_class, folder = "fashionmnist", "FashionMNIST", "FashionMNIST/raw"
+    name, folder = "fashionmnist", "FashionMNIST/raw"
     counts = (" ".join(["6000"] * 10), " ".join(["1000"] * 10))
     known_fingerprint = "87c668482fcab5add0a6dc912e44c968b9311cf0d93ac38a740004c7dec6f930"
     sha256 = {
@@ -195,7 +193,7 @@ class FashionMNIST(_Idx):
 class CIFAR10(_ImageFiles):
     """CIFAR-10 (Krizhevsky, 2009): 50,000 + 10,000 colour images of 32x32."""
 
-    name, torchvision_class, folder = "cifar10", "CIFAR10", "cifar-10-batches-py"
+    name, folder = "cifar10", "cifar-10-batches-py"
     shape = (3, 32, 32)
     counts = (" ".join(["5000"] * 10), " ".join(["1000"] * 10))
     known_fingerprint = None  # the order of the official files was not at hand to fingerprint

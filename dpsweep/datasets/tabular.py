@@ -91,8 +91,7 @@ class Heart:
 
     def check(self, data_dir: Path) -> None:
         """Raise `MissingData` unless the file is there."""
-        remedy = "Download and unpack https://archive.ics.uci.edu/static/public/45/heart+disease.zip into that folder."
-        _require("heart", data_dir, self.file, remedy)
+        _require("heart", data_dir, self.file)
 
     def load(self, data_dir: Path, split: str, split_seed: int) -> Dataset:
         self.check(data_dir)
@@ -120,9 +119,7 @@ class Cardio:
 
     def check(self, data_dir: Path) -> None:
         """Raise `MissingData` unless the file is there."""
-        slug = "sulianova/cardiovascular-disease-dataset"
-        remedy = f"In that folder run 'kaggle datasets download --unzip {slug}' (kaggle.com/datasets/{slug})."
-        _require("cardio", data_dir, self.file, remedy)
+        _require("cardio", data_dir, self.file)
 
     def load(self, data_dir: Path, split: str, split_seed: int) -> Dataset:
         self.check(data_dir)
@@ -205,9 +202,9 @@ def _refuse_duplicates(columns: Mapping[str, np.ndarray], path: Path) -> None:
             )
 
 
-def _require(name: str, data_dir: Path, file: str, remedy: str) -> None:
+def _require(name: str, data_dir: Path, file: str) -> None:
     if not is_present(data_dir / file):
-        raise missing(name, file, data_dir, remedy)
+        raise missing(name, file, data_dir, f"Run `dpsweep data fetch {name}` on a machine with internet.")
 
 
 def _table(

@@ -71,8 +71,8 @@ def test_cardio_columns_are_found_by_name(tmp_path):
 def test_missing_files_are_named_with_folder_and_remedy(tmp_path, reader):
     with pytest.raises(MissingData) as caught:
         reader.check(tmp_path)
-    origin = {"cardio_train.csv": "kaggle", "processed.cleveland.data": "uci.edu"}[reader.file]
-    for part in (reader.file, str(tmp_path), "data.dir=", "DPSWEEP_DATA", origin):
+    command = f"dpsweep data fetch {type(reader).__name__.lower()}"
+    for part in (reader.file, str(tmp_path), "data.dir=", "DPSWEEP_DATA", command):
         assert part in str(caught.value)
     with pytest.raises(MissingData):
         reader.load(tmp_path, "dp_rvfl", 1)
