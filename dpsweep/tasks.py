@@ -135,7 +135,7 @@ def _canonical(values: dict[str, Any]) -> dict[str, Any]:
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nulls(v) for key, v in value.items() if v is not None}
+        return {str(key): _without_nulls(v) for key, v in value.items() if v is not None}  # as JSON will have the keys
     return value
 
 

@@ -28,6 +28,7 @@ from dpsweep.datasets.encoder import FixedBoundEncoder, read_bounds
 from dpsweep.datasets.levels import Levels
 from dpsweep.errors import UsageError
 
+_EXAMPLES = {"numeric": "age: [0, 120]", "categorical": "sex: [f, m]"}
 MISSING = ("", "?", "NA", "N/A", "na", "NaN", "nan", "null")
 
 
@@ -71,6 +72,11 @@ class CsvTable:
     ) -> None:
         self._name, self._classes = name, classes
         self._label = _Label(label, classes)
+        for key, fields in (("numeric", numeric), ("categorical", categorical)):
+            if not isinstance(fields, Mapping | None):
+                raise UsageError(
+                    f"dataset.{key}={fields!r}: a mapping from fields is needed, such as {key}: {{{_EXAMPLES[key]}}}"
+                )
         bounds = {str(field): read_bounds(pair, f"dataset.numeric.{field}") for field, pair in (numeric or {}).items()}
         self._levels = {str(f): Levels(levels, f"dataset.categorical.{f}") for f, levels in (categorical or {}).items()}
         self._encoder = FixedBoundEncoder(bounds, {field: range(len(levels)) for field, levels in self._levels.items()})

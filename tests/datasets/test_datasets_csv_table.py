@@ -117,6 +117,8 @@ def test_files_of_other_habits_give_the_same(tmp_path):
         ({"label": "outcome"}, "dataset.label: write"),
         ({"label": {"column": "outcome", "positive": True}}, "dataset.label.positive.*quotes"),
         ({"numeric": None, "categorical": {}}, "fields are needed"),
+        ({"numeric": ["age"]}, r"dataset.numeric=\['age'\].*numeric: {age: "),
+        ({"categorical": "sex"}, "dataset.categorical='sex'.*mapping"),
         ({"numeric": {"age": [100, 0]}}, r"dataset.numeric.age=\[100, 0\]"),
         ({"numeric": {"age": [0]}}, "dataset.numeric.age"),
         ({"numeric": {"age": 5}}, "dataset.numeric.age"),
