@@ -18,6 +18,8 @@ from dpsweep.tasks import DESCRIPTIVE
 
 # Keys of a group's node that are not arguments of its class.
 _NOT_ARGUMENTS = {group: keys | {"name", "reference_size"} for group, keys in DESCRIPTIVE.items()}
+# Those of a dataset that its class is given all the same if it has a parameter of the name, to hold them against its own.
+_OFFERED = {"name", "shape", "classes"}
 
 
 def target_class(group: str, node: dict[str, Any]) -> Any:
@@ -44,7 +46,10 @@ def build(group: str, node: dict[str, Any], *positional: Any) -> Any:
         UsageError: its class can't be imported, or refuses the arguments.
     """
     cls = target_class(group, node)
-    arguments = {k: v for k, v in node.items() if k != "_target_" and k not in _NOT_ARGUMENTS[group]}
+    left_out = _NOT_ARGUMENTS[group]
+    if group == "dataset":
+        left_out = left_out - (_OFFERED & inspect.signature(cls).parameters.keys())
+    arguments = {k: v for k, v in node.items() if k != "_target_" and k not in left_out}
     try:
         inspect.signature(cls).bind(*positional, **arguments)
     except TypeError as error:

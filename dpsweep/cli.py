@@ -80,9 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     command("plan", _plan, "Show what would run: done, failed, missing, and an estimate.", multirun=True)
     command("report", _report, "Rebuild the tables, figures and tests of a suite (or of all records in output_dir).")
     command("calibrate", _calibrate, "Show the noise that meets a budget, without training.", multirun=True)
-    data = commands.add_parser("data", help="Check data files.", description="Check data files.")
-    data.add_argument("action", choices=["verify"], help="verify: counts, shapes, class balance, fingerprints, official or not")
-    data.add_argument("names", nargs="*", metavar="NAME", help="datasets (all, if none is named), or data.dir=FOLDER")
+    data = commands.add_parser("data", help="Check or fetch data files.", description="Check or fetch data files.")
+    data.add_argument("action", choices=["verify", "fetch"], help="verify: counts, shapes, class balance, fingerprints, official "
+                      "or not; fetch: get public datasets from the internet, checked")  # fmt: skip
+    data.add_argument("overrides", nargs="*", metavar="NAME", help="datasets (verify: all, if none is named), or data.dir=FOLDER")
     data.add_argument("--config-dir", action="append", default=[], metavar="FOLDER", help="a folder with groups of your own")
     data.set_defaults(command=_data)
     return parser
@@ -264,8 +265,12 @@ def _data(options: argparse.Namespace) -> int:
     from dpsweep.tasks import Settings
 
     composer = Composer([Path(folder) for folder in options.config_dir])
-    overrides = [name for name in options.names if "=" in name]
-    names = [name for name in options.names if "=" not in name]
+    overrides = [word for word in options.overrides if "=" in word]
+    names = [word for word in options.overrides if "=" not in word]
+    if options.action == "fetch":
+        from dpsweep.datasets.fetch import fetch
+
+        return 0 if fetch(names, Settings.from_config(composer.compose(parse(overrides)[0])).data_dir, print) else 1
     readers = {}
     for name in names or composer.options("dataset"):
         config = composer.compose([("dataset", name), *parse(overrides)[0]])

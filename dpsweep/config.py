@@ -308,6 +308,19 @@ def _check_values(values: dict[str, Any]) -> None:
             raise UsageError(f"{key}={flat[key]}: {needed} is needed")
     values["epsilon"] = None if values["epsilon"] is None else float(values["epsilon"])
     values["delta"] = float(values["delta"])
+    _apply_profile(values["dataset"])
+
+
+def _apply_profile(dataset: dict[str, Any]) -> None:
+    """Give a dataset the shape of its profile. Null means the first one; either way of writing it is one task."""
+    profiles, profile = dataset.get("profiles"), dataset.get("profile")
+    if profiles is None or profile is None:
+        return
+    if not isinstance(profile, str) or profile not in profiles:
+        raise UsageError(f"dataset.profile={profile}: dataset={dataset['name']} has the profiles {', '.join(profiles)}")
+    dataset["shape"] = profiles[profile]
+    if profile == next(iter(profiles)):
+        dataset["profile"] = None
 
 
 def _check_pairs(values: dict[str, Any], explicit: frozenset[str]) -> None:

@@ -256,7 +256,10 @@ def _error(error: Exception | SystemExit, public: bool) -> dict[str, str]:
         return {"type": type(error).__name__, "message": str(error), "traceback": text}
     frames = traceback.extract_tb(error.__traceback__)
     place = "".join(f"{frame.filename}:{frame.lineno} in {frame.name}\n" for frame in frames)
-    return {"type": type(error).__name__, "message": "withheld: the dataset is not public", "traceback": place}
+    message = "withheld: the dataset is not public"
+    if isinstance(error, UsageError):
+        message += "; if its files are at fault, `dpsweep data verify NAME` tells their owner what is wrong"
+    return {"type": type(error).__name__, "message": message, "traceback": place}
 
 
 def _now() -> str:

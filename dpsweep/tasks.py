@@ -19,7 +19,7 @@ PROTOCOL = 1  # raised when the same configuration would come to mean another co
 
 # Keys of a group's node that describe it without changing the result.
 DESCRIPTIVE = {
-    "dataset": {"about", "kind", "classes", "shape", "public", "schedule"},
+    "dataset": {"about", "kind", "classes", "shape", "profiles", "public", "schedule"},
     "model": {"about", "inputs", "cost", "frozen", "mechanisms"},
     "mechanism": {"about", "private", "without_budget", "models", "unused", "unused_without_budget"},
     "optimizer": {"about"},
@@ -135,7 +135,7 @@ def _canonical(values: dict[str, Any]) -> dict[str, Any]:
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nulls(v) for key, v in value.items() if v is not None}
+        return {str(key): _without_nulls(v) for key, v in value.items() if v is not None}  # as JSON will have the keys
     return value
 
 

@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text()
 def write_example(home):
     """The files that README shows under their paths."""
     files = re.findall(r"^`(mine/[\w/.]+)`\n```\w+\n(.*?)^```", README, re.M | re.S)
-    assert len(files) == 2
+    assert len(files) == 3
     for path, text in files:
         (home / path).parent.mkdir(parents=True, exist_ok=True)
         (home / path).write_text(text)

@@ -157,3 +157,13 @@ def test_planning_loads_neither_torch_nor_opacus():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_fields_named_by_numbers_have_an_identity_too(tmp_path):
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "odd.yaml").write_text(
+        "name: odd\n_target_: x.Y\nkind: table\nshape: [4]\nclasses: 2\nreference_size: 90\n"
+        "schedule: {batch_size: 9, epochs: 1}\nnumeric: {7: [0, 1], age: [0, 120]}\n"
+    )
+    (task,) = enumerate_tasks(["dataset=odd"], Composer([tmp_path])).tasks
+    assert task.config["dataset"]["numeric"] == {"7": [0, 1], "age": [0, 120]}

@@ -23,7 +23,8 @@ class MissingData(UsageError):
 class Dataset:
     """One dataset in memory, split and encoded.
 
-    `x_train`, `x_test` are C-contiguous float32: images (n, channels, height, width) in [0, 1], tables (n, features).
+    `x_train`, `x_test` are C-contiguous float32: images (n, channels, height, width) in [0, 1] or [-1, 1],
+    tables (n, features).
     `y_train`, `y_test` are int64 of shape (n,), in 0..classes-1.
     """
 

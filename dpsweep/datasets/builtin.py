@@ -18,16 +18,23 @@ from dpsweep.datasets.base import (
     split_table,
 )
 from dpsweep.datasets.encoder import FixedBoundEncoder
+from dpsweep.datasets.profiles import apply_profile, check_profile
 
 DIGITS_FINGERPRINT = "17b94e10a8b3bc773423361e093e34f90eff1a776c42744e9404b12456677d65"
 BREAST_CANCER_FINGERPRINT = "ce7ba6c64da42273ee93ed01d7de6e6d1823786a632b1a0ac0587350ac54c612"
 
 
 class Digits:
-    """UCI optical digits, test part (1,797 images of 8x8, intensities 0-16), scaled to pixel/16.
+    """UCI optical digits, test part (1,797 images of 8x8, intensities 0-16, so that raw01 is pixel/16).
 
     It has no official split: 70% train and 15% test of the permutation, as for tables.
+
+    Args:
+        profile: one of `profiles.PROFILES`; None means raw01.
     """
+
+    def __init__(self, profile: str | None = None) -> None:
+        self._profile = check_profile(profile)
 
     def check(self, data_dir: Path) -> None:
         """Nothing can be missing."""
@@ -36,13 +43,15 @@ class Digits:
         from sklearn.datasets import load_digits
 
         pixels, labels = load_digits(return_X_y=True)
-        x = (pixels / 16.0).astype(np.float32).reshape(-1, 1, 8, 8)
+        images = pixels.astype(np.uint8).reshape(-1, 1, 8, 8)
         source = "the digits of scikit-learn"
-        train, test = split_table(len(x), split, split_seed, source)
-        return assemble("digits", "image", (x[train], labels[train]), (x[test], labels[test]), 10, None, source)
+        parts = split_table(len(images), split, split_seed, source)
+        train, test = ((apply_profile(images, part, self._profile, white=16), labels[part]) for part in parts)
+        return assemble("digits", "image", train, test, 10, None, source)
 
     def verify(self, data_dir: Path) -> list[Finding]:
-        dataset = self.load(data_dir, VERIFIED_SPLIT, VERIFIED_SEED)
+        """Counts, classes and fingerprint, those of the profile raw01, whatever is chosen."""
+        dataset = Digits().load(data_dir, VERIFIED_SPLIT, VERIFIED_SEED)
         return [
             compare("training, test images", "1257 270", f"{len(dataset.y_train)} {len(dataset.y_test)}"),
             compare("image shape", (1, 8, 8), dataset.x_train.shape[1:]),

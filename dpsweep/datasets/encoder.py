@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -60,3 +61,15 @@ class FixedBoundEncoder:
             encoded[:, at + len(levels)] = ~known.any(axis=1)
             at += len(levels) + 1
         return encoded
+
+
+def read_bounds(pair: Any, what: str) -> tuple[float, float]:
+    """The bounds that a YAML lists as [lowest, highest].
+
+    Raises `UsageError` that names `what` unless they are two finite numbers, the lower first and apart in 32 bits too.
+    """
+    if isinstance(pair, (list, tuple)) and len(pair) == 2:
+        numbers = [bound for bound in pair if isinstance(bound, (int, float)) and not isinstance(bound, bool)]
+        if len(numbers) == 2 and all(map(math.isfinite, numbers)) and np.float32(numbers[0]) < np.float32(numbers[1]):
+            return float(numbers[0]), float(numbers[1])
+    raise UsageError(f"{what}={pair!r}: two finite numbers are needed, the lower first: [lowest, highest]")

@@ -145,6 +145,34 @@ def read_npz(path: Path, keys: Sequence[str]) -> list[np.ndarray]:
         ) from error
 
 
+def read_npz_headers(path: Path, keys: Sequence[str]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and kind of type (NumPy's `dtype.kind`) of the arrays `keys`, from their headers: no value is read.
+
+    Raises `UsageError` for anything else than an NPZ file of plain arrays that has them.
+    """
+    headers: dict[str, tuple[tuple[int, ...], str]] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            absent = [key for key in keys if f"{key}.npy" not in archive.namelist()]
+            if absent:
+                raise UsageError(f"{path} lacks the arrays {', '.join(absent)}. Save {', '.join(keys)} with numpy.savez.")
+            for key in keys:
+                with archive.open(f"{key}.npy") as file:
+                    version = np.lib.format.read_magic(file)
+                    if version not in ((1, 0), (2, 0)):
+                        raise ValueError(f"the array {key} is in a format for structured arrays")
+                    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                    shape, _, dtype = read(file)
+                    if dtype.hasobject:
+                        raise ValueError(f"the array {key} holds Python objects, which would have to be unpickled")
+                    headers[key] = (tuple(shape), dtype.kind)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+        raise UsageError(
+            f"{path} is not a readable NPZ file of plain arrays ({error}). Save {', '.join(keys)} with numpy.savez."
+        ) from error
+    return headers
+
+
 def check_images(x: np.ndarray, y: np.ndarray, shape: tuple[int, int, int], classes: int, what: str) -> None:
     """Raise `UsageError` unless x is uint8 (n, *shape), y holds n whole numbers in 0..classes-1, and n > 0."""
     if x.dtype != np.uint8:

@@ -30,10 +30,10 @@ from dpsweep.datasets.base import (
     split_images,
 )
 from dpsweep.datasets.image_files import check_images, gunzip, parse_cifar_batch, parse_idx, read_npz
+from dpsweep.datasets.profiles import apply_profile, check_profile
 
 _CLASSES = 10
 _NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test")
-_CHUNK = 4096  # images scaled at a time, so that no second copy of the whole set is made
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,20 @@ class _Raw:
 
 
 class _ImageFiles(ABC):
-    """What the three share; a subclass knows its files."""
+    """What the three share; a subclass knows its files.
+
+    Args:
+        profile: one of `profiles.PROFILES`; None means raw01.
+    """
 
     name: str
-    torchvision_class: str
     folder: str
     shape: tuple[int, int, int]
     counts: tuple[str, str]  # images by class, training and test
     known_fingerprint: str | None
+
+    def __init__(self, profile: str | None = None) -> None:
+        self._profile = check_profile(profile)
 
     @abstractmethod
     def _files(self, data_dir: Path) -> dict[str, Path]:
@@ -71,10 +77,11 @@ class _ImageFiles(ABC):
         self._locate(data_dir)
 
     def load(self, data_dir: Path, split: str, split_seed: int) -> Dataset:
-        """Images as float32 value/255 ("raw01", torchvision's ToTensor), labels as in the files."""
-        return self._split(self._read(data_dir), split, split_seed)
+        """Images as float32 by the profile, labels as in the files."""
+        return self._split(self._read(data_dir), split, split_seed, self._profile)
 
     def verify(self, data_dir: Path) -> list[Finding]:
+        """Counts, classes and checksums of the files; the fingerprint is that of the profile raw01, whatever is chosen."""
         raw = self._read(data_dir)
         findings = [
             compare(f"checksum of {file}", "the official file", "the official file" if same else "another file")
@@ -87,7 +94,7 @@ class _ImageFiles(ABC):
             compare("test images by class", self.counts[1], class_counts(raw.y_test, _CLASSES)),
             # an NPZ may hold the same images in another order, so only the official files have one fingerprint
             compare_fingerprint(
-                self.known_fingerprint if raw.official else None, self._split(raw, VERIFIED_SPLIT, VERIFIED_SEED)
+                self.known_fingerprint if raw.official else None, self._split(raw, VERIFIED_SPLIT, VERIFIED_SEED, "raw01")
             ),
         ]
 
@@ -104,8 +111,7 @@ class _ImageFiles(ABC):
             self.name,
             f"{self.folder}/{{{', '.join(absent)}}} or {npz.name} (arrays {', '.join(_NPZ_KEYS)})",
             data_dir,
-            f'Run: python -c "from torchvision.datasets import {self.torchvision_class} as D; '
-            f"D(r'{data_dir}', download=True)\".",
+            f"Run `dpsweep data fetch {self.name}` on a machine with internet.",
         )
 
     def _read(self, data_dir: Path) -> _Raw:
@@ -120,13 +126,13 @@ class _ImageFiles(ABC):
         x_train, y_train, x_test, y_test = read_npz(path, _NPZ_KEYS)
         return _Raw(_channels_first(x_train), y_train, _channels_first(x_test), y_test, {}, path.name)
 
-    def _split(self, raw: _Raw, split: str, split_seed: int) -> Dataset:
+    def _split(self, raw: _Raw, split: str, split_seed: int, profile: str) -> Dataset:
         train = split_images(len(raw.x_train), split, split_seed, raw.source)
         return assemble(
             self.name,
             "image",
-            (_scaled(raw.x_train, train), raw.y_train[train]),
-            (_scaled(raw.x_test, np.arange(len(raw.x_test))), raw.y_test),
+            (apply_profile(raw.x_train, train, profile), raw.y_train[train]),
+            (apply_profile(raw.x_test, np.arange(len(raw.x_test)), profile), raw.y_test),
             _CLASSES,
             bool(raw.official) and all(raw.official.values()),
             raw.source,
@@ -158,7 +164,7 @@ class _Idx(_ImageFiles):
 class MNIST(_Idx):
     """MNIST handwritten digits (LeCun et al., 1998): 60,000 + 10,000 grey images of 28x28."""
 
-    name, torchvision_class, folder = "mnist", "MNIST", "MNIST/raw"
+    name, folder = "mnist", "MNIST/raw"
     counts = ("5923 6742 5958 6131 5842 5421 5918 6265 5851 5949", "980 1135 1032 1010 982 892 958 1028 974 1009")
     known_fingerprint = "89f5c99754d4a6894d50be620c9f03e4c3ba8df084c8e4743d0414d7c4229f22"
     # the content of the .gz files whose MD5s torchvision knows
@@ -173,7 +179,7 @@ class MNIST(_Idx):
 class FashionMNIST(_Idx):
     """Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017): 60,000 + 10,000 grey images of 28x28."""
 
-    name, torchvision_class, folder = "fashionmnist", "FashionMNIST", "FashionMNIST/raw"
+    name, folder = "fashionmnist", "FashionMNIST/raw"
     counts = (" ".join(["6000"] * 10), " ".join(["1000"] * 10))
     known_fingerprint = "87c668482fcab5add0a6dc912e44c968b9311cf0d93ac38a740004c7dec6f930"
     sha256 = {
@@ -187,7 +193,7 @@ class FashionMNIST(_Idx):
 class CIFAR10(_ImageFiles):
     """CIFAR-10 (Krizhevsky, 2009): 50,000 + 10,000 colour images of 32x32."""
 
-    name, torchvision_class, folder = "cifar10", "CIFAR10", "cifar-10-batches-py"
+    name, folder = "cifar10", "cifar-10-batches-py"
     shape = (3, 32, 32)
     counts = (" ".join(["5000"] * 10), " ".join(["1000"] * 10))
     known_fingerprint = None  # the order of the official files was not at hand to fingerprint
@@ -219,12 +225,3 @@ def _channels_first(images: np.ndarray) -> np.ndarray:
     if images.ndim == 3:
         return images[:, None]
     return np.moveaxis(images, -1, 1) if images.ndim == 4 else images
-
-
-def _scaled(images: np.ndarray, records: np.ndarray) -> np.ndarray:
-    """The images `records` as float32 value/255, C-contiguous."""
-    scaled = np.empty((len(records), *images.shape[1:]), dtype=np.float32)
-    for start in range(0, len(records), _CHUNK):
-        chunk = slice(start, start + _CHUNK)
-        np.divide(images[records[chunk]], np.float32(255), out=scaled[chunk])
-    return scaled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from dpsweep.datasets.base import (
     read_bytes,
     split_table,
 )
+from dpsweep.datasets.csv_files import check_widths, read_rows
 from dpsweep.datasets.encoder import FixedBoundEncoder
 from dpsweep.errors import UsageError
 
@@ -91,8 +91,7 @@ class Heart:
 
     def check(self, data_dir: Path) -> None:
         """Raise `MissingData` unless the file is there."""
-        remedy = "Download and unpack https://archive.ics.uci.edu/static/public/45/heart+disease.zip into that folder."
-        _require("heart", data_dir, self.file, remedy)
+        _require("heart", data_dir, self.file)
 
     def load(self, data_dir: Path, split: str, split_seed: int) -> Dataset:
         self.check(data_dir)
@@ -120,9 +119,7 @@ class Cardio:
 
     def check(self, data_dir: Path) -> None:
         """Raise `MissingData` unless the file is there."""
-        slug = "sulianova/cardiovascular-disease-dataset"
-        remedy = f"In that folder run 'kaggle datasets download --unzip {slug}' (kaggle.com/datasets/{slug})."
-        _require("cardio", data_dir, self.file, remedy)
+        _require("cardio", data_dir, self.file)
 
     def load(self, data_dir: Path, split: str, split_seed: int) -> Dataset:
         self.check(data_dir)
@@ -149,13 +146,7 @@ def read_columns(content: bytes, path: Path, delimiter: str, names: Sequence[str
     With `header`, the first line must hold exactly `names`, in any order; without, the columns are `names` in order.
     Blank lines are skipped. Raises `UsageError` that names the file, the line and what is wrong with it.
     """
-    try:
-        text = content.decode("utf-8-sig")
-        rows = [
-            (number, row) for number, row in enumerate(csv.reader(text.splitlines(), delimiter=delimiter, strict=True), 1) if row
-        ]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} is not a text file with '{delimiter}' between its cells: {error}.") from error
+    rows = list(read_rows(content, path, delimiter))
     order = list(names)
     if header and rows:
         order = [cell.strip() for cell in rows.pop(0)[1]]
@@ -164,14 +155,7 @@ def read_columns(content: bytes, path: Path, delimiter: str, names: Sequence[str
                 f"{path}: the first line reads {order}, where the columns {list(names)} with '{delimiter}' between "
                 "them are needed. Use the original file, with its header."
             )
-    if not rows:
-        raise UsageError(f"{path} holds no records. Fetch it again.")
-    for number, row in rows:
-        if len(row) != len(order):
-            raise UsageError(
-                f"{path}, line {number}: {len(row)} cells with '{delimiter}' between them, where {len(order)} are "
-                "needed. Use the original file, or repair that line."
-            )
+    check_widths(rows, len(order), path, delimiter)
     cells = zip(*(row for _, row in rows), strict=True)
     numbers = [number for number, _ in rows]
     return {name: _floats(column, numbers, name, path) for name, column in zip(order, cells, strict=True)}
@@ -218,9 +202,9 @@ def _refuse_duplicates(columns: Mapping[str, np.ndarray], path: Path) -> None:
             )
 
 
-def _require(name: str, data_dir: Path, file: str, remedy: str) -> None:
+def _require(name: str, data_dir: Path, file: str) -> None:
     if not is_present(data_dir / file):
-        raise missing(name, file, data_dir, remedy)
+        raise missing(name, file, data_dir, f"Run `dpsweep data fetch {name}` on a machine with internet.")
 
 
 def _table(

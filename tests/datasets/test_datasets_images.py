@@ -258,7 +258,14 @@ def test_files_that_are_no_npz(tmp_path, content):
 def test_missing_files_are_named_with_folder_and_remedy(tmp_path, reader):
     with pytest.raises(MissingData) as caught:
         reader.check(tmp_path)
-    for part in (reader.folder, f"{reader.name}.npz", str(tmp_path), "download=True", "data.dir=", "DPSWEEP_DATA"):
+    for part in (
+        reader.folder,
+        f"{reader.name}.npz",
+        str(tmp_path),
+        f"dpsweep data fetch {reader.name}",
+        "data.dir=",
+        "DPSWEEP_DATA",
+    ):
         assert part in str(caught.value)
 
 

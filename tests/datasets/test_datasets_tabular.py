@@ -71,8 +71,8 @@ def test_cardio_columns_are_found_by_name(tmp_path):
 def test_missing_files_are_named_with_folder_and_remedy(tmp_path, reader):
     with pytest.raises(MissingData) as caught:
         reader.check(tmp_path)
-    origin = {"cardio_train.csv": "kaggle", "processed.cleveland.data": "uci.edu"}[reader.file]
-    for part in (reader.file, str(tmp_path), "data.dir=", "DPSWEEP_DATA", origin):
+    command = f"dpsweep data fetch {type(reader).__name__.lower()}"
+    for part in (reader.file, str(tmp_path), "data.dir=", "DPSWEEP_DATA", command):
         assert part in str(caught.value)
     with pytest.raises(MissingData):
         reader.load(tmp_path, "dp_rvfl", 1)
@@ -147,6 +147,22 @@ def test_the_official_files(reader, train, test, majority):
     assert np.mean(d.y_test == np.bincount(d.y_train).argmax()) == pytest.approx(majority, abs=5e-5)
     assert d.fingerprint == reader.load(folder, "official", 2026).fingerprint
     assert all(finding.ok for finding in reader.verify(folder))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("seed", "train", "test"),
+    [(2026, [116, 96], [19, 27]), (2027, [117, 95], [23, 23]), (2028, [111, 101], [28, 18]), (2029, [114, 98], [26, 20])],
+)
+def test_the_papers_four_splits_of_heart(seed, train, test):
+    folder = Path(os.environ.get("DPSWEEP_DATA", ""))
+    if not (folder / Heart.file).is_file():
+        pytest.skip(f"{Heart.file} is not in the folder that DPSWEEP_DATA names")
+    d = Heart().load(folder, "dp_rvfl", seed)
+    sick = np.array([line.split(",")[-1] != "0" for line in (folder / Heart.file).read_text().split()])
+    order = np.random.default_rng(seed).permutation(303)
+    assert np.array_equal(d.y_train, sick[order[:212]]) and np.array_equal(d.y_test, sick[order[257:]])
+    assert np.bincount(d.y_train).tolist() == train and np.bincount(d.y_test).tolist() == test
 
 
 def test_the_checksum_decides_what_is_official(tmp_path, monkeypatch):

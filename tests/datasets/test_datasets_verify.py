@@ -13,7 +13,7 @@ def test_a_missing_dataset_is_named_and_fails_only_if_asked_for(tmp_path):
     readers = {"digits": Digits(), "heart": Heart()}
     text, well = verify_report(readers, tmp_path)
     assert well and len(rows(text, "digits")) == 4
-    assert "missing" in rows(text, "heart")[0] and "archive.ics.uci.edu" in text and "DPSWEEP_DATA" in text
+    assert "missing" in rows(text, "heart")[0] and "dpsweep data fetch heart" in text and "DPSWEEP_DATA" in text
     assert verify_report(readers, tmp_path, required=["digits"])[1]
     text, well = verify_report(readers, tmp_path, required=["heart"])
     assert not well and rows(text, "heart")[0].endswith("WRONG")
