@@ -109,10 +109,11 @@ def released(results: Results) -> Table:
     """What all done runs released from each dataset together, by composition in Rényi DP.
 
     One line a dataset and relation (adjacency and what is protected), since bounds under different relations do not
-    add up; a model whose guarantee holds for several relations counts in the line of each. Composed are the events of every private model, at the least delta that its records name. A model trained
-    without noise, or without a proof, has no bound, and then neither has the total; the line says what the proved
-    models release alone, and, where the noise was seeded, what they would with secure noise. Basic composition of
-    independent runs on one dataset (Mironov, 2017, Proposition 1).
+    add up; a model whose guarantee holds for several relations counts in the line of each. Composed are the events of
+    every private model, at the least delta that its records name. A model trained without noise, or without a proof,
+    has no bound, and then neither has the total; the line says what the proved models release alone, and, where the
+    noise was seeded, what they would with secure noise. Basic composition of independent runs on one dataset (Mironov,
+    2017, Proposition 1).
     """
     rows = []
     for dataset in results.datasets:
