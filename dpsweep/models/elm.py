@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,9 +13,11 @@ from dpsweep.models.base import Model
 class ELM(Model):
     """Frozen sigmoid features h = sigmoid(x W + b) and a linear map `beta` to one column a class, without bias, in float64.
 
-    W (inputs x L) and then b (L) are drawn from N(0, 1) by NumPy's ``default_rng(seed)``. There is no projection and no
-    direct link. The class scores are the softmax of h beta, for two classes as well: class 1 is predicted where its score
-    is at least 0.5. Only `beta` is trained; it is zero before.
+    W (inputs x L) and then b (L) are drawn from N(0, 1) by a PyTorch generator of their own, seeded with the model seed. The
+    paper doesn't say by which generator; of eight ways to draw them this one gives its accuracies at L = 1 to every digit
+    (10.08 ± 0.16% on MNIST, 49.82 ± 0.27% on Cardio: the noise hardly matters there) and comes nearest at L = 3. There is no
+    projection and no direct link. The class scores are the softmax of h beta, for two classes as well: class 1 is predicted
+    where its score is at least 0.5. Only `beta` is trained; it is zero before.
 
     Args:
         shape: of one record.
@@ -27,9 +28,9 @@ class ELM(Model):
 
     def __init__(self, shape: tuple[int, ...], classes: int, seed: int, hidden: int) -> None:
         super().__init__()
-        generator = np.random.default_rng(seed)
-        self.register_buffer("weight", torch.from_numpy(generator.standard_normal((prod(shape), hidden))))
-        self.register_buffer("bias", torch.from_numpy(generator.standard_normal(hidden)))
+        generator = torch.Generator().manual_seed(seed)
+        self.register_buffer("weight", torch.randn(prod(shape), hidden, generator=generator, dtype=torch.float64))
+        self.register_buffer("bias", torch.randn(hidden, generator=generator, dtype=torch.float64))
         self.weight: Tensor
         self.bias: Tensor
         self.beta = nn.Linear(hidden, classes, bias=False, dtype=torch.float64)

@@ -109,10 +109,11 @@ def released(results: Results) -> Table:
     """What all done runs released from each dataset together, by composition in Rényi DP.
 
     One line a dataset and relation (adjacency and what is protected), since bounds under different relations do not
-    add up. Composed are the events of every private model, at the least delta that its records name. A model trained
-    without noise, or without a proof, has no bound, and then neither has the total; the line says what the proved
-    models release alone, and, where the noise was seeded, what they would with secure noise. Basic composition of
-    independent runs on one dataset (Mironov, 2017, Proposition 1).
+    add up; a model whose guarantee holds for several relations counts in the line of each. Composed are the events of
+    every private model, at the least delta that its records name. A model trained without noise, or without a proof,
+    has no bound, and then neither has the total; the line says what the proved models release alone, and, where the
+    noise was seeded, what they would with secure noise. Basic composition of independent runs on one dataset (Mironov,
+    2017, Proposition 1).
     """
     rows = []
     for dataset in results.datasets:
@@ -121,7 +122,9 @@ def released(results: Results) -> Table:
         relations: dict[tuple, list[Record]] = defaultdict(list)
         for run in done:
             if run.budget.private and run.done is not None:
-                relations[run.done["adjacency"] or "—", run.done["protects"] or "—"].append(run.done)
+                for adjacency in (run.done["adjacency"] or "—").split(" and "):
+                    relations[adjacency, run.done["protects"] or "—"].append(run.done)
+        everyone = {record["id"] for records in relations.values() for record in records}
         if not relations:
             if done:
                 text = f"unbounded: {_count(open_models, 'non-private')} of the same data"
@@ -153,7 +156,7 @@ def released(results: Results) -> Table:
             if seeded:
                 parts.append(f"with secure noise the private ones ({len(proved) + len(seeded)}) would release "
                              f"{_composed([*proved, *seeded], delta)}")  # fmt: skip
-            if len(relations) > 1:
+            if len(records) < len(everyone):
                 parts.append("models under another relation stand in a line of their own; no common bound is computed")
             rows.append([dataset, f"{adjacency}, {protects}", str(len(records)), f"{delta:g}", "; ".join(parts)])
     caption = (
@@ -175,7 +178,8 @@ def _composed(records: Sequence[Record], delta: float) -> str:
             counts[json.dumps(event, sort_keys=True)] += count
     try:
         events = [(accounting.event_from_json(json.loads(event)), count) for event, count in counts.items()]
-        accountant = "pld" if all(record["accountant"] == "pld" for record in records) else "rdp"
+        # Pure DP needs no accountant, so that its records name none.
+        accountant = "pld" if {record["accountant"] for record in records} - {None} == {"pld"} else "rdp"
         told = f"ε={bound(accounting.epsilon(events, delta, accountant).epsilon)}"
         return f"{told} (PLD)" if accountant == "pld" else told
     except (accounting.AccountingError, ValueError) as error:

@@ -50,9 +50,11 @@ def fit(x, y, release="published", hidden=4, epsilon=None, classes=CLASSES, rand
 
 
 def hidden_of(x, hidden=4, seed=5):
-    """H by NumPy alone: weights, then biases, from the seed."""
-    generator = np.random.default_rng(seed)
-    weight, bias = generator.standard_normal((FEATURES, hidden)), generator.standard_normal(hidden)
+    """H by SciPy: weights, then biases, from the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    weight, bias = (
+        torch.randn(*size, generator=generator, dtype=torch.float64).numpy() for size in ((FEATURES, hidden), (hidden,))
+    )
     return expit(np.float64(x) @ weight + bias)
 
 

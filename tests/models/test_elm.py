@@ -9,10 +9,10 @@ from dpsweep.models.base import probabilities
 from dpsweep.models.elm import ELM
 
 
-def test_features_are_those_of_numpys_generator_in_double_precision():
+def test_features_are_those_of_a_generator_of_their_own_in_double_precision():
     model = ELM((1, 4, 3), 5, 42, 7)
-    generator = np.random.default_rng(42)
-    weight, bias = generator.standard_normal((12, 7)), generator.standard_normal(7)
+    generator = torch.Generator().manual_seed(42)  # weights first, then biases
+    weight, bias = (torch.randn(*size, generator=generator, dtype=torch.float64).numpy() for size in ((12, 7), (7,)))
     x = torch.rand(9, 1, 4, 3)
     expected = 1 / (1 + np.exp(-(x.flatten(1).double().numpy() @ weight + bias)))
     assert model.features(x).dtype == torch.float64

@@ -68,6 +68,17 @@ def test_relations_are_not_added_up():
     assert all("no common bound" in row[-1] for row in rows)
 
 
+def test_a_guarantee_for_two_relations_counts_in_the_line_of_each():
+    pure = [[{"event": "pure_dp", "epsilon": 0.5, "mechanism": "laplace"}, 1]]
+    both = record(task(seed=2), adjacency="add_remove and replace_one", delta=0.0, events=pure, accountant=None)
+    rows = released([record(task(seed=1)), both])
+    assert [(row[1], row[2]) for row in rows] == [("add_remove, record", "2"), ("replace_one, record", "1")]
+    assert "no common bound" not in rows[0][-1] and "no common bound" in rows[1][-1]
+    assert rows[1][3:] == ["0", rows[1][-1]] and rows[1][-1].startswith("ε=0.5000")
+    pld = [record(task(seed=1), accountant="pld"), both]
+    assert released(pld)[0][-1].endswith("(PLD)")
+
+
 def test_the_least_delta_is_used_and_pure_dp_needs_none():
     (row,) = released([record(task(seed=1)), record(task(seed=2), delta=1e-6)])
     assert (row[3], row[-1]) == ("1e-06", f"ε={composed(2, delta=1e-6)}")
