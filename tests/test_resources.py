@@ -6,20 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from zoo import SHAPES, cases, make
+from zoo import COMPOSER, SHAPES, cases, make
 
 from dpsweep import resources
 from dpsweep.build import build
-from dpsweep.config import Composer
 from dpsweep.resources import MemoryGrowth, forward_macs, model_resources
 
-COMPOSER = Composer()
 NAMES = {"Dense": "dense", "CNN": "cnn", "RVFL": "rvfl", "ELM-SGD": "elm_sgd", "FrozenDenseMatched": "frozen_matched",
          "LogisticProjected": "logistic_projected", "LogisticRaw": "logistic_raw"}  # fmt: skip
 
 
 def of(name, shape=(3, 32, 32), classes=10):
-    return build("model", COMPOSER.compose([("model", name)]).values["model"], shape, classes, 42)
+    return build("model", COMPOSER.node("model", name), shape, classes, 42)
 
 
 def test_the_papers_resource_table():
