@@ -220,6 +220,7 @@ def _report(options: argparse.Namespace) -> int:
             "target_epsilon",
             "seed",
             "run",
+            "repeat",
             "config",
         )
         tasks = [{key: record[key] for key in labels} for record in scan.records]
