@@ -158,7 +158,7 @@ class Composer:
         return Config(values, explicit)
 
     def node(self, group: str, name: str) -> Any:
-        """The contents of an option's YAML, or the number that it is; `UsageError` where there is no such option."""
+        """What an option of a group stands for: the contents of its YAML, or the number itself."""
         number = as_number(name) if group in NUMBER_GROUPS else None
         if number is not None:
             return number
@@ -217,16 +217,14 @@ _EXAMPLES = {"dataset": "heart", "model": "rvfl", "mechanism": "gaussian", "opti
 
 
 def _own(node: Any) -> Any:
-    """A copy of a node's first level. What lies deeper is shared by all tasks; :func:`_set` copies it before a change."""
-    return dict(node) if isinstance(node, dict) else node
+    """A copy that a task may change: mappings are copied, what stands in them is shared (much faster than a deep copy)."""
+    return {key: _own(value) for key, value in node.items()} if isinstance(node, dict) else node
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     node: Any = values
     for part in path:
-        if isinstance(node, dict) and isinstance(node.get(part), dict):
-            node[part] = _own(node[part])
         node = node.get(part) if isinstance(node, dict) else None
     if not isinstance(node, dict) or last not in node or last.startswith("_") or last in ("name", "about"):
         known = [k for k in flatten(values) if not k.endswith((".name", ".about", "._target_"))]
