@@ -167,7 +167,7 @@ def _plan(options: argparse.Namespace) -> int:
     from dpsweep.sweep import status_of
     from dpsweep.tasks import available_cores
 
-    plan, _ = _tasks(options)
+    plan, composer = _tasks(options)
     status = status_of(plan.tasks, Records(plan.settings.output_dir))
     print("\n".join(outlook.counts(plan.tasks, status)))
     print(f"{len(plan.tasks)} tasks: {len(status.done)} done, {len(status.failed)} failed, {len(status.missing)} missing")
@@ -177,7 +177,8 @@ def _plan(options: argparse.Namespace) -> int:
         print(f"  damaged {name}.json: {reason}; a run sets it aside and does the task again")
     cores = min(available_cores(), plan.settings.threads)
     to_run = [task for task in plan.tasks if task.id not in status.done]
-    found = outlook.estimate(to_run, [*status.done.values(), *status.others], outlook.sizes_of(plan.tasks), cores)
+    finished = [*status.done.values(), *status.others]
+    found = outlook.estimate(to_run, finished, outlook.sizes_of(plan.tasks, finished, composer), cores)
     print("\n".join(outlook.in_words(found, len(to_run), cores)))
     return 0
 

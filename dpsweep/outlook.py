@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import log, prod
 from typing import Any, NamedTuple
 
-from dpsweep.config import fraction
+from dpsweep.config import Composer, fraction
 from dpsweep.sweep import Status, span
 from dpsweep.tasks import Task
 
@@ -116,7 +116,7 @@ def estimate(to_run: Iterable[Task], finished: Iterable[Mapping[str, Any]], size
 
 def kind_of(config: Mapping[str, Any], sizes: Mapping[tuple[str, str], int]) -> Kind | None:
     """The kind of a canonical configuration; None where the dataset's size is unknown."""
-    dataset, profile = config["dataset"]["name"], config["dataset"].get("profile") or ""
+    dataset, profile = _data(config)
     if (dataset, profile) not in sizes:
         return None
     passes = config.get("epochs") or 1
@@ -127,10 +127,18 @@ def kind_of(config: Mapping[str, Any], sizes: Mapping[tuple[str, str], int]) -> 
     return Kind(dataset, profile, model, config["mechanism"]["name"], bool(config.get("diagnostics")), work)
 
 
-def sizes_of(tasks: Iterable[Task]) -> dict[tuple[str, str], int]:
-    """The values of a record, by dataset and profile."""
-    nodes = ((task.config["dataset"], task.values["dataset"]["shape"]) for task in tasks)
-    return {(node["name"], node.get("profile") or ""): prod(shape) for node, shape in nodes}
+def sizes_of(tasks: Iterable[Task], finished: Iterable[Mapping[str, Any]], composer: Composer) -> dict[tuple[str, str], int]:
+    """The values of a record, by dataset and profile, of the tasks and of finished records whose dataset is configured here."""
+    sizes = {_data(task.config): prod(task.values["dataset"]["shape"]) for task in tasks}
+    for name, profile in {_data(record["config"]) for record in finished} - sizes.keys():
+        if name in composer.options("dataset"):
+            node = composer.node("dataset", name)
+            sizes[name, profile] = prod(node.get("profiles", {}).get(profile) or node["shape"])
+    return sizes
+
+
+def _data(config: Mapping[str, Any]) -> tuple[str, str]:
+    return config["dataset"]["name"], config["dataset"].get("profile") or ""
 
 
 def _distance(kind: Kind, other: Kind) -> tuple[Any, ...]:
