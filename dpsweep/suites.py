@@ -158,11 +158,11 @@ def _check(suite: Any) -> None:
 
 def _needed(suite: dict[str, Any], tables: str) -> Callable[[dict[str, Any]], bool]:
     """Whether some of these tables and figures of the suite's paper are made of a task, by its configuration."""
-    from dpsweep.report.paper import load_paper
-
     name = (suite.get("report") or {}).get("paper")
     if name is None:
         raise UsageError(f"table={tables}: suite={suite['name']} reports on no paper (report.paper), so it has no tables by name")
+    from dpsweep.report.paper import load_paper
+
     paper = load_paper(name)
     items = paper.choose(tables)
     return lambda config: any(item.covers(paper.locate(config)) for item in items)
