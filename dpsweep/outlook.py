@@ -6,10 +6,10 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import log, prod
+from math import ceil, log, prod
 from typing import Any, NamedTuple
 
-from dpsweep.config import Composer, fraction
+from dpsweep.config import Composer
 from dpsweep.sweep import Status, span
 from dpsweep.tasks import Task
 
@@ -19,7 +19,8 @@ LARGEST = 4  # kinds of tasks that the estimate names
 class Kind(NamedTuple):
     """What tasks of about the same cost have in common; budgets and seeds are pooled.
 
-    ``work`` is the number of values that training reads: records passed times the values of a record.
+    ``work`` is the number of steps times the values of a record. (Batches hold about as many records everywhere, and where
+    they are small a step's fixed cost outweighs them, so that small data would tell too much of large data otherwise.)
     """
 
     dataset: str
@@ -27,7 +28,7 @@ class Kind(NamedTuple):
     model: str
     mechanism: str
     diagnostics: bool
-    work: float
+    work: int
 
     @property
     def name(self) -> str:
@@ -119,10 +120,10 @@ def kind_of(config: Mapping[str, Any], sizes: Mapping[tuple[str, str], int]) -> 
     dataset, profile = _data(config)
     if (dataset, profile) not in sizes:
         return None
-    passes = config.get("epochs") or 1
-    if config.get("sample_rate") is not None:
-        passes = float(fraction(config["sample_rate"])) * config["steps"]
-    work = config["dataset"]["reference_size"] * passes * sizes[dataset, profile]
+    steps = config.get("steps") or 1  # closed forms have neither steps nor batches
+    if config.get("batch_size") is not None:
+        steps = config["epochs"] * ceil(config["dataset"]["reference_size"] / config["batch_size"])
+    work = steps * sizes[dataset, profile]
     model = json.dumps(config["model"], sort_keys=True)
     return Kind(dataset, profile, model, config["mechanism"]["name"], bool(config.get("diagnostics")), work)
 

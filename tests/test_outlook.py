@@ -46,10 +46,10 @@ def test_another_schedule_scales_training_alone():
     assert estimate(by_rate, record(3.0, 1.0, "dataset=mnist", "epochs=10")).total == pytest.approx(4.0)
 
 
-def test_other_data_is_scaled_by_records_passed_and_their_size_from_the_most_similar():
+def test_other_data_is_scaled_by_steps_and_the_size_of_a_record_from_the_most_similar():
     finished = [record(0.1, 0.2, "dataset=digits"), record(30.0, 1.0, "dataset=mnist")]
     found = estimate(tasks("dataset=cifar10", "epsilon=1,2"), *finished)
-    ratio = 42500 * 10 * 3072 / (51000 * 10 * 784)
+    ratio = 1670 * 3072 / (2000 * 784)
     assert found.total == pytest.approx(2 * (30.0 * ratio + 1.0)) and found.share_extrapolated == 1
 
 

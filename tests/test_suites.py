@@ -1,5 +1,6 @@
 """Suites: which tasks they name, what narrows and repeats them, and their mistakes."""
 
+import functools
 import json
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ STAGES = {
 }  # fmt: skip
 
 
+@functools.cache
 def tasks(*overrides, multirun=False):
     return enumerate_tasks(list(overrides), COMPOSER, multirun).tasks
 
