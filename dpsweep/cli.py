@@ -22,6 +22,8 @@ examples:
   dpsweep run -m model=rvfl,cnn epsilon=1,2 seed=range(5)    every combination
   dpsweep run suite=quickstart                               a whole suite; what is done is not done again
   dpsweep run suite=quickstart model=rvfl threads=2          the suite's matching tasks
+  dpsweep run suite=dp_rvfl table=table3                     the tasks that one table of a paper is made of
+  dpsweep run suite=dp_rvfl repeat=1,2,3                     three executions of each task
 """
 
 

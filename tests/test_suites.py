@@ -210,9 +210,12 @@ def test_tasks_of_a_suite_share_nothing_that_one_could_change():
 
 
 def test_the_whole_paper_is_enumerated_in_seconds():
-    before = time.process_time()
-    assert len(enumerate_tasks(["suite=dp_rvfl"], Composer()).tasks) == 2536
-    assert time.process_time() - before < 4
+    best = 9.0
+    for _ in range(2):  # CPU time, the better of two: other processes may be running
+        before = time.process_time()
+        assert len(enumerate_tasks(["suite=dp_rvfl"], Composer()).tasks) == 2536
+        best = min(best, time.process_time() - before)
+    assert best < 3
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
