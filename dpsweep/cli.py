@@ -149,7 +149,8 @@ def _run(options: argparse.Namespace) -> int:
     if missing or result.failed:
         print(f"the same command runs the {missing + result.failed} tasks that are missing or failed")
     elif plan.suite:
-        where = "" if str(plan.settings.output_dir) == "outputs" else f" output_dir={plan.settings.output_dir}"
+        where = f" table={plan.table}" if plan.table else ""
+        where += "" if str(plan.settings.output_dir) == "outputs" else f" output_dir={plan.settings.output_dir}"
         print(f"tables and figures: dpsweep report suite={plan.suite['name']}{where}")
     return result.exit_code
 
