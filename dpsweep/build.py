@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from fractions import Fraction
 from typing import Any
 
 from dpsweep.config import fraction
@@ -55,14 +56,18 @@ def build(group: str, node: dict[str, Any], *positional: Any) -> Any:
 
 
 def schedule_of(values: dict[str, Any]) -> Schedule:
-    """The public numbers of a run (DP-RVFL paper, table 2): from batch size and epochs, or from a given rate and T."""
+    """The public numbers of a run (DP-RVFL paper, table 2): from batch size and epochs, or from a given rate and T; where the
+    mechanism uses neither, one pass over all records."""
     size = values["dataset"]["reference_size"]
+    model = values["model"]
     if values["sample_rate"] is not None:
         rate = fraction(values["sample_rate"])
         normalizer = max(1, int(rate * size))
-        return Schedule(size, rate, values["steps"], normalizer, normalizer)
+        return Schedule(size, rate, values["steps"], normalizer, normalizer, model)
+    if values["batch_size"] is None:
+        return Schedule(size, Fraction(1), 1, size, size, model)
     rate, steps, normalizer = protocol_numbers(size, values["batch_size"], values["epochs"])
-    return Schedule(size, rate, steps, normalizer, values["batch_size"])
+    return Schedule(size, rate, steps, normalizer, values["batch_size"], model)
 
 
 def plan_of(values: dict[str, Any]) -> tuple[Mechanism, Schedule, Account, Plan]:
@@ -73,5 +78,7 @@ def plan_of(values: dict[str, Any]) -> tuple[Mechanism, Schedule, Account, Plan]
     """
     mechanism = build("mechanism", values["mechanism"])
     schedule = schedule_of(values)
-    account = Account(values["accountant"]["name"], values["delta"])
+    # Without an accountant and a delta the guarantee is pure: such epsilons add up, whoever counts.
+    accountant = values["accountant"]["name"] if values["accountant"] else "rdp"
+    account = Account(accountant, values["delta"] or 0.0)
     return mechanism, schedule, account, mechanism.calibrate(schedule, values["epsilon"], account)

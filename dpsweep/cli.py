@@ -230,14 +230,19 @@ def _calibrate(options: argparse.Namespace) -> int:
     for task in plan.tasks:
         dataset, mechanism, target = task.labels["dataset"], task.labels["mechanism"], task.labels["target_epsilon"]
         _, schedule, account, found = plan_of(task.values)
-        if found.noise_multiplier is None:
+        if found.noise_multiplier is not None:
+            print(
+                f"{dataset}: sigma {found.noise_multiplier:.6f} gives epsilon {found.epsilon(account):.6f} of {target:g} "
+                f"at delta {account.delta:g} ({account.accountant.upper()}; q = {schedule.sample_rate}, "
+                f"T = {schedule.steps}, N0 = {schedule.reference_size}, m0 = {schedule.normalizer})"
+            )
+        elif "laplace_scale" in found.public:
+            print(
+                f"{dataset}: Laplace scale {found.public['laplace_scale']:.6f} gives epsilon {found.epsilon(account):.6f} of "
+                f"{target:g} at delta {account.delta:g} ({task.labels['model']}, q = 1, T = {found.steps})"
+            )
+        else:
             print(f"{dataset}: {mechanism} adds no noise, so there is nothing to calibrate")
-            continue
-        print(
-            f"{dataset}: sigma {found.noise_multiplier:.6f} gives epsilon {found.epsilon(account):.6f} of {target:g} "
-            f"at delta {account.delta:g} ({account.accountant.upper()}; q = {schedule.sample_rate}, "
-            f"T = {schedule.steps}, N0 = {schedule.reference_size}, m0 = {schedule.normalizer})"
-        )
     return 0
 
 

@@ -326,6 +326,8 @@ def _check_pairs(values: dict[str, Any], explicit: frozenset[str]) -> None:
                 "can't meet a budget. Write epsilon=none, or choose a private mechanism such as mechanism=gaussian"
             )
         values["epsilon"] = None
+    _check_partners(values)
+    unused = _drop_unused(values, explicit)
     kinds = model.get("inputs", ["image", "table"])
     if dataset["kind"] not in kinds:
         raise ImpossiblePair(
@@ -339,7 +341,38 @@ def _check_pairs(values: dict[str, Any], explicit: frozenset[str]) -> None:
     for key in ("batch_size", "epochs"):
         if all(given) and values[key] is not None:
             raise UsageError(f"{key}={values[key]}: the schedule is already fixed by sample_rate and steps; leave one pair out")
-        if not all(given):
+        if not all(given) and key not in unused:
             values[key] = dataset["schedule"][key] if values[key] is None else values[key]
             if not _is_int(1)(values[key]):
                 raise UsageError(f"dataset.schedule.{key}={values[key]}: an integer of at least 1 is needed")
+
+
+def _check_partners(values: dict[str, Any]) -> None:
+    """A model may name the mechanisms that it goes with (`mechanisms` in its YAML), and a mechanism its `models`."""
+    for group, other in (("model", "mechanism"), ("mechanism", "model")):
+        name, partner, allowed = values[group]["name"], values[other]["name"], values[group].get(f"{other}s")
+        if allowed is not None and partner not in allowed:
+            raise ImpossiblePair(
+                f"{group}={name} with {other}={partner}: {group}={name} goes with {' or '.join(f'{other}={a}' for a in allowed)} "
+                f"alone. Write {group}={name} {other}={allowed[0]}, or choose another {group}"
+            )
+
+
+def _drop_unused(values: dict[str, Any], explicit: frozenset[str]) -> list[str]:
+    """Null what the mechanism doesn't use (`unused` in its YAML): it can't change the result, so it names no task."""
+    mechanism = values["mechanism"]
+    unused = mechanism.get("unused", [])
+    for key in unused:
+        *path, last = key.split(".")
+        node = values
+        for part in path:
+            node = node.get(part) or {}
+        if last not in node:
+            raise UsageError(f"mechanism={mechanism['name']}: its YAML lists {key} as unused, and there is no such key")
+        node[last] = None
+        if given := sorted(name for name in explicit if name == key or name.startswith(f"{key}.")):
+            raise ImpossiblePair(
+                f"{', '.join(given)} with mechanism={mechanism['name']}: this mechanism doesn't use {key}, so it would change "
+                "nothing. Leave it out"
+            )
+    return unused

@@ -26,15 +26,16 @@ def describe(record: dict[str, Any]) -> str:
         "model",
         f"{r['model']}, {r['trainable_parameters']:,} trained of {r['stored_parameters']:,} stored parameters, seed {r['seed']}",
     )
+    method = r["mechanism"] if r["optimizer"] is None else f"{r['mechanism']} with {r['optimizer']}"
     if r["noise_multiplier"] is not None:
-        line("training", f"{r['mechanism']} with {r['optimizer']}: q = {r['sample_rate']}, T = {r['steps']}, "
+        line("training", f"{method}: q = {r['sample_rate']}, T = {r['steps']}, "
                          f"m0 = {r['normalizer']}, N0 = {r['reference_size']:,}, C = {r['max_grad_norm']}, "
                          f"sigma = {r['noise_multiplier']:.6f}")  # fmt: skip
+    elif "laplace_scale" in r:
+        line("training", f"{method}: q = {r['sample_rate']}, T = {r['steps']}, N0 = {r['reference_size']:,}, "
+                         f"Laplace scale = {r['laplace_scale']:.6g}")  # fmt: skip
     else:
-        line(
-            "training",
-            f"{r['mechanism']} with {r['optimizer']}: T = {r['steps']} steps, batch size {r['batch_size'] or r['normalizer']}",
-        )
+        line("training", f"{method}: T = {r['steps']} steps, batch size {r['batch_size'] or r['normalizer']}")
     if r["epsilon"] is not None:
         target = "" if r["target_epsilon"] is None else f" of {r['target_epsilon']:g}"
         over = ", ABOVE THE TARGET" if target and r["epsilon"] > r["target_epsilon"] else ""

@@ -107,7 +107,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     secure = task.config.get("noise", {}).get("source") == "secure"
     randomness = Randomness.secure() if secure else Randomness.seeded(task.config["seed"])
     hardening: Hardening = values["noise"]["hardening"] or "none"
-    data = LoopData(prepared, y, model, plan, schedule.normalizer, randomness, hardening)
+    data = LoopData(prepared, y, model, plan, schedule.normalizer, randomness, hardening, settings.physical_batch)
     frozen = [buffer.clone() for buffer in model.buffers()]
     setup = time.perf_counter()
     trained = train(mechanism, plan, model, data, optimizer_of(values))
@@ -195,9 +195,12 @@ def load_data(key: str, data_dir: Path, device: str) -> tuple[Any, Any, Any]:
     return dataset, torch.from_numpy(dataset.x_train).to(device), torch.from_numpy(dataset.y_train).to(device)
 
 
-def optimizer_of(values: dict[str, Any]) -> Callable[..., Any]:
-    """A factory of the configured optimizer over given parameters: in its fused form, one pass over memory, if it has one."""
+def optimizer_of(values: dict[str, Any]) -> Callable[..., Any] | None:
+    """A factory of the configured optimizer over given parameters: in its fused form, one pass over memory, if it has one.
+    None where the mechanism uses no optimizer."""
     node = values["optimizer"]
+    if node is None:
+        return None
     fused = "fused" in inspect.signature(target_class("optimizer", node)).parameters
     return lambda parameters: build("optimizer", {"fused": True, **node} if fused else node, parameters)
 

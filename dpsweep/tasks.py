@@ -19,8 +19,8 @@ PROTOCOL = 1  # raised when the same configuration would come to mean another co
 # Keys of a group's node that describe it without changing the result.
 DESCRIPTIVE = {
     "dataset": {"about", "kind", "classes", "shape", "public", "schedule"},
-    "model": {"about", "inputs", "cost", "frozen"},
-    "mechanism": {"about", "private", "without_budget"},
+    "model": {"about", "inputs", "cost", "frozen", "mechanisms"},
+    "mechanism": {"about", "private", "without_budget", "models", "unused", "unused_without_budget"},
     "optimizer": {"about"},
     "accountant": {"about"},
 }
@@ -118,13 +118,15 @@ def task_id(canonical: dict[str, Any]) -> str:
 
 def _canonical(values: dict[str, Any]) -> dict[str, Any]:
     canonical: dict[str, Any] = {"protocol": PROTOCOL}
-    private = values["mechanism"].get("private", True)
+    private = values["epsilon"] is not None
     for group, descriptive in DESCRIPTIVE.items():
-        if group == "accountant" and not private:
+        if values[group] is None or (group == "accountant" and not private):
             continue
         node = {key: value for key, value in values[group].items() if key not in descriptive}
         if str(node.get("_target_", "")).startswith(("dpsweep.", "torch.")):
             del node["_target_"]  # the name says it; a moved module must not orphan records
+        if group == "mechanism" and not private:
+            node = {key: value for key, value in node.items() if key not in values[group].get("unused_without_budget", ())}
         canonical[group] = node
     for key in _SCHEDULE if not private else (*_SCHEDULE, *_PRIVATE_ONLY):
         canonical[key] = values[key]

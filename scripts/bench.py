@@ -7,7 +7,7 @@
 Every contestant runs whole steps (sampling, gathering, clipping, noise, optimizer) in a fresh process of its own, so
 that memory is its own and no library slows another; only one computes at a time. They take turns, A B C A B C ...: each
 turn is a warm-up step and k timed ones, and the figures are medians over turns, with the least and the greatest, of
-wall time or (--clock cpu) of CPU time, which counts the waiting of threads too. The inputs are one file, mapped by all.
+wall time or (--clock cpu) of CPU time, which counts the waiting of threads too.
 `dpsweep` is the product's own path: its configuration, its engine, its loop's step.
 
 Ratios compare whole runs of T steps (10 epochs): what a contestant pays once (dpsweep's features of frozen layers)

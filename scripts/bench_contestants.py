@@ -254,7 +254,6 @@ def memory(field: str) -> float | None:
 def serve(spec: Spec, line: Connection) -> None:
     """The process of one contestant: sets it up, then takes the turns that it is told to.
 
-    The inputs are mapped from a file that all contestants share and are read once, so that they count as loaded.
     A turn of (warm-up, timed) steps is answered with wall and CPU seconds and the records of the timed ones; None
     ends the process with the peak growth of memory over "data and libraries loaded" and the accuracy reached.
     """
@@ -263,8 +262,7 @@ def serve(spec: Spec, line: Connection) -> None:
         torch.set_flush_denormal(True)
         torch.manual_seed(0)
         load_libraries()
-        x, y = (torch.from_numpy(np.load(spec.folder / name, mmap_mode="c")) for name in ("x.npy", "y.npy"))
-        x.sum(), y.sum()
+        x, y = (torch.from_numpy(np.load(spec.folder / name)) for name in ("x.npy", "y.npy"))
         loaded = memory("VmRSS")
         contestant = start(spec, x, y)
         line.send({"setup_seconds": contestant.setup_seconds})

@@ -42,8 +42,8 @@ def test_opacus_steps_on_the_clipped_sum_over_the_expected_batch(mode, model, fo
     values = task.values
     values["model"] |= {"dropout": 0.0} if model == "dense" else {}
     ours, theirs = (contestants.build_model(values, x, 42) for _ in range(2))
-    total = VmapEngine(ours, None).clipped_sum(x[:20], y[:20], (), 1.0)
-    norms = [VmapEngine(ours, None).clipped_sum(x[i : i + 1], y[i : i + 1], (), 1e9).norm() for i in range(20)]
+    total = VmapEngine(ours, None).clipped_sum((x[:20],), y[:20], 1.0)
+    norms = [VmapEngine(ours, None).clipped_sum((x[i : i + 1],), y[i : i + 1], 1e9).norm() for i in range(20)]
     assert max(norms) > 1  # so that clipping is seen
     training = contestants.OpacusTraining(values, x, y, theirs, mode, 0.0)
     training.learn(x[:20], y[:20])

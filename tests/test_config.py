@@ -1,8 +1,9 @@
 """Configuration: every mistake names the key, the value and the remedy; nothing is imported for it that is slow."""
 
 import pytest
+from zoo import partner
 
-from dpsweep.config import GROUPS, Composer, config_home, flatten, fraction, parse
+from dpsweep.config import GROUPS, Composer, ImpossiblePair, config_home, flatten, fraction, parse
 from dpsweep.errors import UsageError
 
 COMPOSER = Composer()
@@ -66,6 +67,35 @@ def test_a_private_budget_needs_a_private_mechanism():
     with pytest.raises(UsageError, match="mechanism=none with epsilon=2"):
         compose("mechanism=none", "epsilon=2")
     assert compose("mechanism=none")["epsilon"] is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["model=dp_elm", "epsilon=2"], ["model=dp_elm with mechanism=gaussian", "model=dp_elm mechanism=laplace_elm"]),
+        (["model=dp_elm", "epsilon=none"], ["mechanism=none", "mechanism=laplace_elm"]),
+        (["mechanism=laplace_elm"], ["mechanism=laplace_elm with model=rvfl", "model=dp_elm"]),
+    ],
+)
+def test_options_that_go_together_alone_are_named(overrides, said):
+    with pytest.raises(ImpossiblePair) as caught:
+        compose(*overrides)
+    assert all(part in str(caught.value) for part in said)
+
+
+@pytest.mark.parametrize(
+    "override", ["optimizer=sgd", "optimizer.lr=0.1", "accountant=pld", "delta=1e-6", "batch_size=3", "epochs=3", "steps=3",
+                 "sample_rate=0.1", "noise.hardening=sum4"])  # fmt: skip
+def test_a_key_that_a_mechanism_does_not_use_is_refused_by_name(override):
+    with pytest.raises(ImpossiblePair, match=f"{override.partition('=')[0]} with mechanism=laplace_elm.*Leave it out"):
+        compose("model=dp_elm", "mechanism=laplace_elm", override)
+
+
+def test_a_mechanism_can_only_leave_out_what_there_is(tmp_path):
+    (tmp_path / "mechanism").mkdir()
+    (tmp_path / "mechanism" / "mine.yaml").write_text("name: mine\n_target_: mine.Mine\nunused: [optimiser]\n")
+    with pytest.raises(UsageError, match="mechanism=mine.*optimiser"):
+        Composer([tmp_path]).compose([("mechanism", "mine")])
 
 
 def test_no_budget_means_the_mechanism_without_privacy():
@@ -147,7 +177,7 @@ def test_a_broken_yaml_is_named(tmp_path):
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_option_composes_and_bears_its_name(group):
     for name in COMPOSER.options(group):
-        values = COMPOSER.compose([(group, name)]).values
+        values = COMPOSER.compose([(group, name), *(partner(group, name) if group in ("model", "mechanism") else [])]).values
         if group in ("epsilon", "seed") or name == "none":
             continue
         assert values[group]["name"] == name

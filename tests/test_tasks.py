@@ -49,6 +49,25 @@ def test_what_cannot_change_the_result_is_not_identity(irrelevant):
     assert ident("epsilon=none", irrelevant) == ident("epsilon=none") == ident("mechanism=none")
 
 
+def test_a_closed_form_is_named_by_what_it_uses():
+    elm = ("model=dp_elm", "mechanism=laplace_elm")
+    (task,) = tasks(*elm)
+    assert task.config.keys() == {"protocol", "dataset", "model", "mechanism", "epsilon", "noise", "split", "split_seed", "seed"}
+    assert task.labels["optimizer"] is None and task.labels["accountant"] is None
+    assert len({ident(*elm, "mechanism.release=triangle"), ident(*elm, "model.hidden=3"), ident(*elm)}) == 3
+    without = ident(*elm, "epsilon=none")
+    assert (
+        without == ident(*elm, "epsilon=none", "mechanism.release=triangle") == ident(*elm, "epsilon=none", "noise.source=seeded")
+    )
+
+
+def test_a_grid_leaves_out_what_does_not_go_together():
+    plan = enumerate_tasks(["model=rvfl,dp_elm", "mechanism=gaussian,laplace_elm", "epsilon=none,2"], COMPOSER, multirun=True)
+    kinds = {(t.labels["model"], t.labels["mechanism"]) for t in plan.tasks}
+    assert kinds == {("rvfl", "gaussian"), ("rvfl", "none"), ("dp_elm", "laplace_elm")}
+    assert any("model=dp_elm with mechanism=gaussian" in reason for reason in plan.impossible)
+
+
 def test_a_new_option_that_is_off_leaves_old_identities():
     (task,) = tasks()
     values = {**task.values, "model": {**task.values["model"], "invented": None}}

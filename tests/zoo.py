@@ -13,8 +13,14 @@ SHAPES = {"gray": ((1, 8, 8), 10), "color": ((3, 12, 8), 3), "table": ((13,), 2)
 def make(model, kind, dtype=torch.float64, seed=3):
     """A registered model on small inputs of a kind."""
     shape, classes = SHAPES[kind]
-    node = COMPOSER.compose([("model", model)]).values["model"]
+    node = COMPOSER.node("model", model)
     return build("model", node, shape, classes, seed).to(dtype)
+
+
+def partner(group, name):
+    """The choice that must come with an option of a group, as (group, name) pairs: a mechanism of its own, or a model."""
+    other = {"model": "mechanism", "mechanism": "model"}.get(group, "")
+    return [(other, allowed[0]) for allowed in [COMPOSER.node(group, name).get(f"{other}s")] if allowed]
 
 
 def batch(model, kind, n, dtype=torch.float64, seed=0):
@@ -31,7 +37,7 @@ def batch(model, kind, n, dtype=torch.float64, seed=0):
 def cases():
     """Pairs of a registered model and a kind of input: each that it reads, and each that makes it another network."""
     for name in COMPOSER.options("model"):
-        node = COMPOSER.compose([("model", name)]).values["model"]
+        node = COMPOSER.node("model", name)
         inputs = node.get("inputs", ["image", "table"])
         kinds = ["gray"] * ("image" in inputs) + ["table"] * ("table" in inputs)
         kinds += ["color"] * ("color_channels" in node) + ["wide"] * ("project_above" in node)

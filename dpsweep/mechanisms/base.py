@@ -32,6 +32,7 @@ class Schedule:
         steps: T.
         normalizer: m0 = max(1, floor(q N0)), the fixed divisor of every noisy sum.
         batch_size: for training without privacy, the size of a shuffled batch.
+        model: the keys of the model's YAML, such as its width, where a method's noise depends on them.
     """
 
     reference_size: int
@@ -39,11 +40,12 @@ class Schedule:
     steps: int
     normalizer: int
     batch_size: int
+    model: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Account:
-    """How privacy is counted: by which accountant, at which delta."""
+    """How privacy is counted: by which accountant, at which delta (0 for pure differential privacy)."""
 
     accountant: str
     delta: float
@@ -66,7 +68,7 @@ class Plan:
         step_events: the most that one step may charge to the ledger.
         steps: how many steps are taken, neither more nor fewer.
         max_grad_norm: C, where the mechanism clips.
-        noise_multiplier: what the account used, where there is one.
+        noise_multiplier: of Gaussian noise, what the account used, where there is one.
         public: further public numbers of the method, for the record.
     """
 
@@ -87,7 +89,8 @@ class Guarantee:
     """What a run promises, about whom, and by which argument.
 
     Attributes:
-        adjacency: ``add_remove``, ``replace_one``, ``replace_features``, or None where nothing is promised.
+        adjacency: ``add_remove``, ``replace_one``, ``replace_features``; several, joined by `` and ``, where the same
+            epsilon holds for each; None where nothing is promised.
         protects: ``record`` or ``features``.
         epsilon_claimed: by the method's own analysis.
         epsilon: proved for the released model and fixed before the data was read; None where nothing is proved.
@@ -125,12 +128,19 @@ class Sum:
     Attributes:
         number: names it.
         batch: the batch that it was formed over.
-        sensitivity: the most by which one record more or less moves it, in l2 norm.
+        sensitivity: the most by which it moves between neighbouring datasets.
+        norm: in which norm: 2 (clipped sums, released with Gaussian noise) or 1 (statistics, with Laplace noise).
     """
 
     number: int
     batch: Batch
     sensitivity: float
+    norm: int = 2
+
+
+#: What one record contributes to a sum: from its inputs, in the dataset's shape, and its label, a scalar, to a vector of
+#: a length that is the same for every record. It runs under ``torch.func.vmap`` and so can't see another record.
+Statistic = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
 class Data(Protocol):
@@ -144,21 +154,44 @@ class Data(Protocol):
     def clipped_sum(self, batch: Batch, max_grad_norm: float) -> Sum:
         """The sum over the batch of per-example gradients, each scaled to an l2 norm of at most `max_grad_norm`."""
 
+    def statistics(self, batch: Batch, record: Statistic, bound: float, sensitivity: float | None = None) -> Sum:
+        """The sum over the batch of what `record` makes of each record, in float64.
+
+        A contribution of l1 norm above `bound` is scaled down to it; a record with non-finite inputs or contribution adds
+        zero. So one record more or less moves the sum by at most `bound` in l1 norm, whatever `record` does.
+
+        Args:
+            batch: the records.
+            record: what one record contributes.
+            bound: on the l1 norm of every contribution.
+            sensitivity: what the release is charged for, if the mechanism proves its bound for a further relation between
+                datasets: at least `bound`, which is the default.
+        """
+
     def gradient(self, batch: Batch) -> torch.Tensor:
         """The mean of unclipped per-example gradients: not private, and charged to the ledger as unbounded."""
 
     def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> torch.Tensor:
-        """The sum plus Gaussian noise of deviation ``noise_multiplier * sensitivity``, charged to the ledger first."""
+        """The sum plus independent noise of size ``noise_multiplier * sensitivity``, charged to the ledger first.
+
+        For a sum bounded in l2 norm it is Gaussian, and that size its standard deviation. For one bounded in l1 norm it is
+        Laplace, and that size its scale: with ``sensitivity = total.sensitivity`` that is ``1 / noise_multiplier``-DP
+        (Dwork, McSherry, Nissim, Smith 2006). Statistics without noise (0) are charged as unbounded.
+        """
+
+
+Optimizer = Callable[..., "torch.optim.Optimizer"]  # makes one over given tensors
 
 
 class State:
     """All that a run carries from step to step.
 
     The trainable parameters are views into one flat tensor, `theta` of shape (parameters,), so that sums, noise and
-    optimizer work on single vectors. `memory` holds what a mechanism remembers: tensors and numbers only.
+    optimizer work on single vectors. `memory` holds what a mechanism remembers: tensors and numbers only. There is no
+    `optimizer` for a mechanism that uses none and writes `theta` itself.
     """
 
-    def __init__(self, plan: Plan, model: torch.nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+    def __init__(self, plan: Plan, model: torch.nn.Module, optimizer: Optimizer | None) -> None:
         from dpsweep.models.base import flatten, trained, unflatten
 
         self.plan = plan
@@ -167,11 +200,12 @@ class State:
         self.theta = flatten([p.detach() for p in parameters], parameters)
         for p, view in zip(parameters, unflatten(self.theta, parameters), strict=True):
             p.data = view
-        self.optimizer = optimizer([self.theta])
+        self.optimizer = optimizer([self.theta]) if optimizer is not None else None
         self.memory: dict[str, Any] = {}
 
     def update(self, gradient: torch.Tensor) -> None:
         """One optimizer step on a flat gradient."""
+        assert self.optimizer is not None, "this mechanism's YAML says that it uses no optimizer"
         self.theta.grad = gradient
         self.optimizer.step()
 
@@ -187,7 +221,7 @@ class Mechanism:
         """
         raise NotImplementedError
 
-    def start(self, plan: Plan, model: torch.nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> State:
+    def start(self, plan: Plan, model: torch.nn.Module, optimizer: Optimizer | None) -> State:
         """The state before the first step."""
         return State(plan, model, optimizer)
 

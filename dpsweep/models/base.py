@@ -35,12 +35,14 @@ class Stage:
     Attributes:
         key: equal keys mean equal functions, so that their results can be shared.
         width: of the result.
-        apply: from inputs (n, some width) to the result (n, width).
+        apply: from the previous step's result (n, some width), at first the flattened input, to this one's (n, width).
+        beside: whether the result stands beside the previous one in the representation, or takes its place.
     """
 
     key: tuple[Any, ...]
     width: int
     apply: Callable[[Tensor], Tensor]
+    beside: bool = False
 
 
 class HeadModel(Model):
@@ -54,11 +56,12 @@ class HeadModel(Model):
 
     def features(self, x: Tensor) -> Tensor:
         """z, shape (n, features): no gradient flows through it."""
-        z = x.flatten(1)
+        blocks = [x.flatten(1)]
         with torch.no_grad():
             for stage in self.stages():
-                z = stage.apply(z)
-        return z
+                value = stage.apply(blocks[-1])
+                blocks = [*blocks, value] if stage.beside else [value]
+        return torch.cat(blocks, dim=1) if len(blocks) > 1 else blocks[0]
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits, shape (n, outputs)."""
@@ -109,9 +112,12 @@ def example_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """Class probabilities in float64: (n,) of class 1 for one logit, else (n, K)."""
+    """Class probabilities in float64: (n,) of class 1 for one or two logits, else (n, K)."""
     logits = logits.double()
-    return torch.sigmoid(logits.squeeze(-1)) if logits.shape[-1] == 1 else torch.softmax(logits, dim=-1)
+    if logits.shape[-1] == 1:
+        return torch.sigmoid(logits.squeeze(-1))
+    scores = torch.softmax(logits, dim=-1)
+    return scores[..., 1] if logits.shape[-1] == 2 else scores
 
 
 def trial(model: Model, shape: tuple[int, ...], n: int = 3) -> tuple[Model, list[Tensor]]:

@@ -63,8 +63,8 @@ class RandomFeatures(HeadModel):
         if self.projection is not None:
             stages.append(Stage(("projection", self._seed, self._width), PROJECTED, self._project))
         if self.weight is not None:
-            key = ("hidden", self._seed, self.weight.shape[1], self.direct_link)
-            stages.append(Stage(key, self.head.in_features, self._expand))
+            width = self.weight.shape[1]
+            stages.append(Stage(("hidden", self._seed, width), width, self._expand, beside=self.direct_link))
         return stages
 
     def _project(self, x: Tensor) -> Tensor:
@@ -73,5 +73,4 @@ class RandomFeatures(HeadModel):
 
     def _expand(self, x: Tensor) -> Tensor:
         assert self.weight is not None and self.bias is not None
-        h = torch.tanh(torch.addmm(self.bias, x, self.weight))
-        return torch.cat([x, h], dim=1) if self.direct_link else h
+        return torch.tanh(torch.addmm(self.bias, x, self.weight))

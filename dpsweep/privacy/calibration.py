@@ -12,7 +12,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,10 +26,23 @@ import platformdirs
 
 from dpsweep.errors import UsageError
 from dpsweep.privacy import accounting
-from dpsweep.privacy.accounting import ORDERS, SampledGaussian, Spent
+from dpsweep.privacy.accounting import ORDERS, Event, SampledGaussian, Spent
 
-_ALGORITHM = 1  # part of the cache key: raise it whenever the search or an accountant changes its results
+_ALGORITHM = 2  # part of the cache key: raise it whenever the search or an accountant changes its results
 _TIGHT = 0.999
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """``steps`` Poisson-sampled Gaussian releases at ``scale`` times the noise multiplier that is sought."""
+
+    sample_rate: Fraction
+    steps: int
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"scale is {self.scale}; it must be finite and above 0")
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,7 @@ def calibrate(
     delta: float,
     accountant: str = "rdp",
     cache: Path | None | Literal["default"] = "default",
+    others: Sequence[Scaled] = (),
 ) -> Calibration:
     """The noise multiplier for ``steps`` Poisson-sampled Gaussian releases within (epsilon, delta), add-or-remove.
 
@@ -60,23 +74,26 @@ def calibrate(
         delta: in (0, 1).
         accountant: "rdp" or "pld"; see ``accounting``.
         cache: folder of the kept results; by default ``default_cache_folder()``, None for no cache.
+        others: what else the same run releases, at noise multipliers in a fixed proportion to the one sought.
 
     Raises:
         UsageError: an argument is out of range, or no noise multiplier can be certified for this target.
     """
-    rate = _check(sample_rate, steps, delta, accountant)
+    parts = [Scaled(_check(sample_rate, steps, delta, accountant), int(steps)), *others]
+    for other in others:
+        _check(other.sample_rate, other.steps, delta, accountant)
     if not 0 < epsilon < math.inf:
         raise UsageError(
             f"The target epsilon is {epsilon}, but it must be finite and above 0. "
             "Give such a number, or epsilon=none for training without privacy."
         )
-    epsilon, delta, steps = float(epsilon), float(delta), int(steps)
+    epsilon, delta = float(epsilon), float(delta)
     folder = default_cache_folder() if cache == "default" else cache
-    entry = None if folder is None else folder / f"{_key(rate, steps, epsilon, delta, accountant)}.json"
+    entry = None if folder is None else folder / f"{_key(parts, epsilon, delta, accountant)}.json"
 
     @cache_calls
     def spent(sigma: float) -> Spent:
-        return _spent(rate, steps, sigma, delta, accountant)
+        return _spent(parts, sigma, delta, accountant)
 
     if entry is not None and (kept := _read(entry)) is not None:
         found = spent(kept)
@@ -84,13 +101,12 @@ def calibrate(
         slack = min(1e-4, 1e-3 * epsilon) if accountant == "rdp" else 5e-3 * epsilon
         if epsilon - slack <= found.epsilon <= epsilon and not _untight(found, accountant):
             return Calibration(kept, found.epsilon, found.order, accountant, cached=True)
-    sigma = _search_rdp(lambda s: _spent(rate, steps, s, delta, "rdp"), epsilon, refuse=accountant == "rdp")
+    sigma = _search_rdp(lambda s: _spent(parts, s, delta, "rdp"), epsilon, refuse=accountant == "rdp")
     if accountant == "pld":
 
         def coarse(s: float) -> float:
-            event = SampledGaussian(rate, s)
             # The error of the grid is quadratic in interval / epsilon: at this one it is a few 1e-4 of epsilon.
-            return accounting.epsilon_pld([(event, steps)], delta, min(max(1e-4, 2e-4 * epsilon), 1e-3)).epsilon
+            return accounting.epsilon_pld(_events(parts, s), delta, min(max(1e-4, 2e-4 * epsilon), 1e-3)).epsilon
 
         sigma = _search_pld(lambda s: spent(s).epsilon, coarse, epsilon, sigma)
     found = spent(sigma)
@@ -132,9 +148,13 @@ def _check(sample_rate: Rational, steps: int, delta: float, accountant: str) -> 
         raise UsageError(f"{error}.") from error
 
 
-def _spent(rate: Fraction, steps: int, sigma: float, delta: float, accountant: str) -> Spent:
+def _events(parts: Sequence[Scaled], sigma: float) -> list[tuple[Event, int]]:
+    return [(SampledGaussian(part.sample_rate, part.scale * sigma), part.steps) for part in parts]
+
+
+def _spent(parts: Sequence[Scaled], sigma: float, delta: float, accountant: str) -> Spent:
     """As ``accounting.epsilon``, but without its refusal at the largest order: a search may pass through there."""
-    events = [(SampledGaussian(rate, sigma), steps)]
+    events = _events(parts, sigma)
     if accountant == "rdp" and sigma > 0:
         return accounting.epsilon_rdp(events, delta)
     return accounting.epsilon(events, delta, accountant)
@@ -218,18 +238,17 @@ def default_cache_folder() -> Path:
     return (Path(named) if named else platformdirs.user_cache_path("dpsweep")) / "calibration"
 
 
-def _key(rate: Fraction, steps: int, target: float, delta: float, accountant: str) -> str:
-    parts = {
+def _key(parts: Sequence[Scaled], target: float, delta: float, accountant: str) -> str:
+    named = {
         "algorithm": _ALGORITHM,
-        "sample_rate": str(rate),
-        "steps": steps,
+        "releases": [[str(part.sample_rate), part.steps, float(part.scale).hex()] for part in parts],
         "epsilon": target.hex(),
         "delta": delta.hex(),
         "accountant": accountant,
         "orders": ORDERS,
         "dp_accounting": version("dp-accounting") if accountant == "pld" else None,
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _read(entry: Path) -> float | None:

@@ -11,7 +11,7 @@ from dpsweep.errors import UsageError
 from dpsweep.models.base import HeadModel, Model, trained
 from dpsweep.training.frozen import FeatureCache, HeadEngine
 from dpsweep.training.layered import LayeredEngine, agrees, supports
-from dpsweep.training.per_example import Engine, VmapEngine
+from dpsweep.training.per_example import Engine, Inputs, VmapEngine
 
 _CACHE = FeatureCache()
 
@@ -21,15 +21,17 @@ class Prepared:
     """An engine and its inputs.
 
     Attributes:
-        inputs: one row a record: the data, or frozen features of it.
+        inputs: one row a record each: the data, or frozen features of it and then their norms.
         cached: whether they are features.
         seconds: what computing the features took, when they were computed (they may be shared).
+        data: the records themselves, where the inputs are features of them.
     """
 
     engine: Engine
-    inputs: Tensor
+    inputs: Inputs
     cached: bool = False
     seconds: float = 0.0
+    data: Tensor | None = None
 
 
 def prepare(name: str, model: Model, x: Tensor, key: str, physical_batch: int | None) -> Prepared:
@@ -48,16 +50,17 @@ def prepare(name: str, model: Model, x: Tensor, key: str, physical_batch: int | 
 
         if not agrees(ReferenceEngine, model, tuple(x.shape[1:])):
             raise UsageError("engine=reference: Opacus' hooks give other gradients than torch.func here; use engine=default")
-        return Prepared(ReferenceEngine(model, physical_batch), x)
+        return Prepared(ReferenceEngine(model, physical_batch), (x,))
     if name == "vmap":
-        return Prepared(VmapEngine(model, physical_batch), x)
+        return Prepared(VmapEngine(model, physical_batch), (x,))
     if isinstance(model, HeadModel) and _plain_head(model):
         features = _CACHE.of(model, x, key) if name == "default" else None
         if features is None:
-            return Prepared(HeadEngine(model, False, physical_batch), x)
-        return Prepared(HeadEngine(model, True, physical_batch), features.values, bool(model.stages()), features.seconds)
-    engine = LayeredEngine if supports(model, tuple(x.shape[1:])) else VmapEngine
-    return Prepared(engine(model, physical_batch), x)
+            return Prepared(HeadEngine(model, False, physical_batch), (x,))
+        engine = HeadEngine(model, True, physical_batch)
+        return Prepared(engine, (*features.blocks, features.norms), bool(model.stages()), features.seconds, x)
+    fastest = LayeredEngine if supports(model, tuple(x.shape[1:])) else VmapEngine
+    return Prepared(fastest(model, physical_batch), (x,))
 
 
 def _plain_head(model: HeadModel) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.models.base import HeadModel, Stage
-from dpsweep.training.per_example import clip_factors
+from dpsweep.training.per_example import Inputs, clip_factors, cut
 
 LIMIT = 4 * 2**30  # bytes of representations that a process keeps
 _ROWS = 1024  # records that pass through a frozen layer at a time
@@ -24,35 +24,44 @@ _ROWS = 1024  # records that pass through a frozen layer at a time
 
 @dataclass(frozen=True)
 class Features:
-    """A representation of all records: values (n, features), and the seconds that computing it took, shared or not."""
+    """A representation of all records.
 
-    values: Tensor
+    Attributes:
+        blocks: z in pieces side by side, (n, some width) each: the input that a stage leaves in place is not copied.
+        norms: of (z', 1), float64 (n,).
+        seconds: that computing it took, shared with other tasks or not.
+    """
+
+    blocks: tuple[Tensor, ...]
+    norms: Tensor
     seconds: float
 
 
 class FeatureCache:
-    """Representations of this process, the least recently used dropped first."""
+    """Results of frozen layers in this process, the least recently used dropped first."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
-        self._kept: OrderedDict[tuple[object, ...], Features] = OrderedDict()
+        self._kept: OrderedDict[tuple[object, ...], tuple[Tensor, float]] = OrderedDict()
 
     def of(self, model: HeadModel, x: Tensor, key: str) -> Features | None:
-        """The representation of the records `x` under the data's `key`; None if it doesn't fit into the limit."""
-        found = Features(x.flatten(1), 0.0)
+        """The representation of the records `x` under the data's `key`; None if a layer's result is over the limit."""
+        blocks, seconds = [x.flatten(1)], 0.0
         path: tuple[object, ...] = (key, str(x.dtype), str(x.device))
         for stage in model.stages():
             path = (*path, stage.key)
-            kept = self._kept.get(path)
-            if kept is None:
+            if path not in self._kept:
                 begun = time.perf_counter()
-                values = self._compute(stage, found.values)
+                values = self._compute(stage, blocks[-1])
                 if values is None:
                     return None
-                kept = self._kept[path] = Features(values, found.seconds + time.perf_counter() - begun)
+                self._kept[path] = values, time.perf_counter() - begun
             self._kept.move_to_end(path)
-            found = kept
-        return found
+            value, took = self._kept[path]
+            blocks, seconds = [*blocks, value] if stage.beside else [value], seconds + took
+        begun = time.perf_counter()
+        norms = sum(map(row_squares, blocks), start=x.new_ones(len(x), dtype=torch.float64)).sqrt_()
+        return Features(tuple(blocks), norms, seconds + time.perf_counter() - begun)
 
     def _compute(self, stage: Stage, values: Tensor) -> Tensor | None:
         size = len(values) * stage.width * values.element_size()
@@ -67,7 +76,7 @@ class FeatureCache:
         return out
 
     def _bytes(self) -> int:
-        return sum(kept.values.numel() * kept.values.element_size() for kept in self._kept.values())
+        return sum(values.numel() * values.element_size() for values, _ in self._kept.values())
 
 
 class HeadEngine:
@@ -78,39 +87,48 @@ class HeadEngine:
 
     Args:
         model: the model, of whose parameters only the head's are trained.
-        cached: whether it is fed features (n, features) rather than inputs.
+        cached: whether it is fed `Features`, blocks and then norms, rather than the data.
     """
 
     def __init__(self, model: HeadModel, cached: bool, physical_batch: int | None) -> None:
-        self._head = model.head
-        self._features = (lambda z: z) if cached else model.features
+        self._model, self._cached = model, cached
         self._physical = physical_batch or 2**15
 
-    def clipped_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...], max_grad_norm: float) -> Tensor:
+    def clipped_sum(self, inputs: Inputs, y: Tensor, max_grad_norm: float) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        return self._sum(x, y, max_grad_norm)
+        return self._sum(inputs, y, max_grad_norm)
 
-    def gradient_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...]) -> Tensor:
+    def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        return self._sum(x, y, None)
+        return self._sum(inputs, y, None)
 
     @torch.no_grad()
-    def _sum(self, x: Tensor, y: Tensor, max_grad_norm: float | None) -> Tensor:
-        weight, bias = self._head.weight, self._head.bias
-        total = torch.zeros(weight.numel() + bias.numel(), dtype=weight.dtype, device=weight.device)
-        for start in range(0, len(x), self._physical):
-            z = self._features(x[start : start + self._physical])
-            r = residuals(torch.addmm(bias, z, weight.t()), y[start : start + self._physical])
+    def _sum(self, inputs: Inputs, y: Tensor, max_grad_norm: float | None) -> Tensor:
+        weight, bias = self._model.head.weight, self._model.head.bias
+        total = weight.new_zeros(weight.numel() + bias.numel())
+        into = total[: weight.numel()].view(weight.shape)
+        for part, labels in cut(inputs, y, self._physical):
+            *blocks, norms = part if self._cached else self._features(*part)
+            columns = [block.shape[1] for block in blocks]
+            logits: Tensor = bias
+            for block, piece in zip(blocks, weight.split(columns, dim=1), strict=True):
+                logits = torch.addmm(logits, block, piece.t())
+            r = residuals(logits, labels)
             if max_grad_norm is not None:
-                squared = (row_squares(z) + 1) * row_squares(r)
-                factors = clip_factors(squared, max_grad_norm)
-                kept = factors > 0
-                if not bool(kept.all()):  # a zero weight doesn't remove a NaN: take the rows out
-                    z, r, factors = z[kept], r[kept], factors[kept]
-                r = r * factors[:, None].to(r.dtype)
-            total[: weight.numel()].view(weight.shape).addmm_(r.t(), z)
+                norms = torch.linalg.vector_norm(r, dim=1, dtype=torch.float64).mul_(norms)
+                factors = clip_factors(norms, max_grad_norm)
+                if not float(factors.amin()) > 0:  # a zero weight doesn't remove a NaN: take the rows out
+                    kept = factors > 0
+                    r, factors, blocks = r[kept], factors[kept], [block[kept] for block in blocks]
+                r *= factors.unsqueeze(1)
+            for block, piece in zip(blocks, into.split(columns, dim=1), strict=True):
+                piece.addmm_(r.t(), block)
             total[weight.numel() :] += r.sum(0)
         return total
+
+    def _features(self, x: Tensor) -> Inputs:
+        z = self._model.features(x)
+        return z, row_squares(z).add_(1).sqrt_()
 
 
 def residuals(logits: Tensor, labels: Tensor) -> Tensor:
@@ -118,7 +136,7 @@ def residuals(logits: Tensor, labels: Tensor) -> Tensor:
     if logits.shape[1] == 1:
         return torch.sigmoid(logits) - labels[:, None]
     p = torch.softmax(logits, dim=1)
-    return p.scatter_add_(1, labels[:, None], p.new_full((len(p), 1), -1.0))
+    return p.scatter_(1, labels.unsqueeze(1), -1.0, reduce="add")
 
 
 def row_squares(rows: Tensor) -> Tensor:

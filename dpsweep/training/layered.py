@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dpsweep.models.base import Model, example_losses, trained, trial, unflatten
 from dpsweep.training.frozen import row_squares
-from dpsweep.training.per_example import Engine, VmapEngine, clip_factors, gradient_sum
+from dpsweep.training.per_example import Engine, Inputs, VmapEngine, clip_factors, cut, gradient_sum
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
 _PHYSICAL = 512  # records that pass through the network at a time
@@ -42,15 +42,15 @@ def supports(model: Model, shape: tuple[int, ...]) -> bool:
 
 def agrees(engine: Callable[[Model, int | None], Engine], model: Model, shape: tuple[int, ...]) -> bool:
     """Whether an engine's clipped sum on a trial of the model is that of ``torch.func``, which sees one record at a time."""
-    duplicate, (x, *masks) = trial(model, shape)
+    duplicate, inputs = trial(model, shape)
     try:
         rows = VmapEngine(duplicate, None)
         with torch.no_grad():
-            classes = duplicate(x, *masks).shape[1]
-        y = torch.arange(len(x)) % max(2, classes)
+            classes = duplicate(*inputs).shape[1]
+        y = torch.arange(len(inputs[0])) % max(2, classes)
         for max_grad_norm in (1e-4, 1e9):  # all records clipped, none clipped
-            expected = rows.clipped_sum(x, y, tuple(masks), max_grad_norm)
-            found = engine(duplicate, None).clipped_sum(x, y, tuple(masks), max_grad_norm)
+            expected = rows.clipped_sum(tuple(inputs), y, max_grad_norm)
+            found = engine(duplicate, None).clipped_sum(tuple(inputs), y, max_grad_norm)
             if not torch.allclose(found, expected, rtol=1e-6, atol=1e-9 * float(expected.abs().max())):
                 return False
     except Exception:  # what doesn't fit shows in many ways, Opacus' own among them
@@ -114,37 +114,38 @@ class LayeredEngine:
         if self._tape is not None:
             self._tape.append((layer, inputs[0].detach(), output))
 
-    def clipped_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...], max_grad_norm: float) -> Tensor:
+    def clipped_sum(self, inputs: Inputs, y: Tensor, max_grad_norm: float) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        total = torch.empty(sum(p.numel() for p in self._parameters), dtype=x.dtype, device=x.device)
-        if len(x) == 0:
+        total = inputs[0].new_empty(sum(p.numel() for p in self._parameters))
+        if len(y) == 0:
             return total.zero_()
         views = {id(p): view for p, view in zip(self._parameters, unflatten(total, self._parameters), strict=True)}
-        physical = self._asked or _PHYSICAL
-        for start in range(0, len(x), physical):
-            part = slice(start, start + physical)
-            entries = self._pass(x[part], y[part], tuple(mask[part] for mask in masks))
+        first = True
+        for part, labels in cut(inputs, y, self._asked or _PHYSICAL):
+            entries = self._pass(part, labels)
             squared: Any = sum(_squares(entry) for entry in entries)
-            factors = clip_factors(squared, max_grad_norm)
+            factors = clip_factors(squared.sqrt(), max_grad_norm)
             kept = factors > 0
             if not bool(kept.all()):  # a zero weight doesn't remove a NaN: take the rows out
                 factors, entries = factors[kept], [entry.take(kept) for entry in entries]
             for entry in entries:
-                _add(entry, factors.to(x.dtype), views, first=start == 0)
+                _add(entry, factors.to(total.dtype), views, first)
+            first = False
         return total
 
-    def gradient_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...]) -> Tensor:
+    def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        return gradient_sum(self._model, self._laid_out(x), y, masks, self._asked)
+        return gradient_sum(self._model, self._laid_out(inputs), y, self._asked)
 
-    def _laid_out(self, x: Tensor) -> Tensor:
-        return x.contiguous(memory_format=torch.channels_last) if self._images else x
+    def _laid_out(self, inputs: Inputs) -> Inputs:
+        x, *masks = inputs
+        return (x.contiguous(memory_format=torch.channels_last), *masks) if self._images else inputs
 
-    def _pass(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...]) -> list[_Entry]:
+    def _pass(self, inputs: Inputs, y: Tensor) -> list[_Entry]:
         tape: list[tuple[Layer, Tensor, Tensor]] = []
         self._tape = tape
         try:
-            loss = example_losses(self._model(self._laid_out(x), *masks), y).sum()
+            loss = example_losses(self._model(*self._laid_out(inputs)), y).sum()
         finally:
             self._tape = None
         if len({id(layer) for layer, _, _ in tape}) != len(tape):

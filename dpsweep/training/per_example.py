@@ -8,8 +8,8 @@ weight would not remove a NaN), and norms are float64 wherever float32 squares c
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,29 +17,29 @@ from torch.func import functional_call, grad, vmap
 
 from dpsweep.models.base import example_losses, flatten, flatten_rows, trained
 
+Inputs = tuple[Tensor, ...]  # what the model takes, one row a record each: the data (or features of it), then dropout masks
+
 
 class Engine(Protocol):
     """Sums of gradients over the records of a batch."""
 
-    def clipped_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...], max_grad_norm: float) -> Tensor:
-        """Shape (trainable parameters,): inputs (n, ...), labels (n,), one mask (n, ...) for each of the model's."""
+    def clipped_sum(self, inputs: Inputs, y: Tensor, max_grad_norm: float) -> Tensor:
+        """Shape (trainable parameters,), from inputs (n, ...) and labels (n,)."""
 
-    def gradient_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...]) -> Tensor:
+    def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:
         """The same without clipping."""
 
 
-def clip_factors(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
-    """min(1, C/|g_i|) from float64 squared norms, shape (n,); 0 where the norm is not finite."""
-    norms = squared_norms.sqrt()
-    factors = (max_grad_norm / norms.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
-    return torch.where(norms.isfinite(), factors, torch.zeros_like(factors))
+def clip_factors(norms: Tensor, max_grad_norm: float) -> Tensor:
+    """min(1, C/|g_i|) from float64 norms, shape (n,); 0 where the norm is not finite."""
+    return (max_grad_norm / norms).clamp_max_(1.0).nan_to_num_(nan=0.0)  # C/0 = inf, C/inf = 0
 
 
 def weighted_sum(rows: list[Tensor], like: list[nn.Parameter], max_grad_norm: float) -> Tensor:
     """Clip and sum materialised per-example gradients: one tensor (n, ...) a parameter, in parameter order."""
     flat = flatten_rows(rows, like)
-    squared = sum(torch.linalg.vector_norm(row, dim=1, dtype=torch.float64).square() for row in flat)
-    factors = clip_factors(squared, max_grad_norm)  # type: ignore[arg-type]
+    squared: Any = sum(torch.linalg.vector_norm(row, dim=1, dtype=torch.float64).square() for row in flat)
+    factors = clip_factors(squared.sqrt(), max_grad_norm)
     kept = factors > 0
     pieces = [factors.to(row.dtype) @ torch.where(kept[:, None], row, torch.zeros_like(row)) for row in flat]
     return torch.cat(pieces)
@@ -56,36 +56,39 @@ class VmapEngine:
         self._physical = physical_batch or max(1, 2**26 // sum(p.numel() for p in self._trained.values()))
         self._rows: Callable[..., dict[str, Tensor]] | None = None
 
-    def _loss(self, trained: dict[str, Tensor], x: Tensor, y: Tensor, masks: tuple[Tensor, ...]) -> Tensor:
-        inputs = (x.unsqueeze(0), *(mask.unsqueeze(0) for mask in masks))
-        logits = functional_call(self._model, (trained, self._fixed), inputs)
+    def _loss(self, trained: dict[str, Tensor], y: Tensor, *inputs: Tensor) -> Tensor:
+        logits = functional_call(self._model, (trained, self._fixed), tuple(part.unsqueeze(0) for part in inputs))
         return example_losses(logits, y.unsqueeze(0)).squeeze(0)
 
-    def clipped_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...], max_grad_norm: float) -> Tensor:
+    def clipped_sum(self, inputs: Inputs, y: Tensor, max_grad_norm: float) -> Tensor:
         """See :class:`Engine`."""
         if self._rows is None:
-            self._rows = vmap(grad(self._loss), in_dims=(None, 0, 0, 0 if masks else None))
+            self._rows = vmap(grad(self._loss), in_dims=(None, 0, *(0 for _ in inputs)))
         detached = {name: p.detach() for name, p in self._trained.items()}
         parameters = list(self._trained.values())
-        total = torch.zeros(sum(p.numel() for p in parameters), dtype=x.dtype, device=x.device)
-        for start in range(0, len(x), self._physical):
-            part = slice(start, start + self._physical)
-            rows = self._rows(detached, x[part], y[part], tuple(mask[part] for mask in masks))
+        total = inputs[0].new_zeros(sum(p.numel() for p in parameters))
+        for part, labels in cut(inputs, y, self._physical):
+            rows = self._rows(detached, labels, *part)
             total += weighted_sum([rows[name] for name in detached], parameters, max_grad_norm)
         return total
 
-    def gradient_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...]) -> Tensor:
+    def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:
         """See :class:`Engine`."""
-        return gradient_sum(self._model, x, y, masks, self._asked)
+        return gradient_sum(self._model, inputs, y, self._asked)
 
 
-def gradient_sum(model: nn.Module, x: Tensor, y: Tensor, masks: tuple[Tensor, ...], physical: int | None) -> Tensor:
+def cut(inputs: Inputs, y: Tensor, physical: int) -> Iterator[tuple[Inputs, Tensor]]:
+    """A batch in physical batches of at most so many records; none for an empty batch."""
+    for start in range(0, len(y), physical):
+        part = slice(start, start + physical)
+        yield tuple(rows[part] for rows in inputs), y[part]
+
+
+def gradient_sum(model: nn.Module, inputs: Inputs, y: Tensor, physical: int | None) -> Tensor:
     """The gradient of the summed losses by one ordinary backward pass a physical batch, flat."""
     parameters = trained(model)
-    total = torch.zeros(sum(p.numel() for p in parameters), dtype=x.dtype, device=x.device)
-    physical = physical or max(1, len(x))
-    for start in range(0, len(x), physical):
-        part = slice(start, start + physical)
-        loss = example_losses(model(x[part], *(mask[part] for mask in masks)), y[part]).sum()
+    total = inputs[0].new_zeros(sum(p.numel() for p in parameters))
+    for part, labels in cut(inputs, y, physical or max(1, len(y))):
+        loss = example_losses(model(*part), labels).sum()
         total += flatten(torch.autograd.grad(loss, parameters), parameters)
     return total

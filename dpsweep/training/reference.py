@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.models.base import example_losses, trained
-from dpsweep.training.per_example import gradient_sum, weighted_sum
+from dpsweep.training.per_example import Inputs, cut, gradient_sum, weighted_sum
 
 
 class ReferenceEngine:
@@ -28,19 +28,17 @@ class ReferenceEngine:
         self._parameters = trained(duplicate)
         self._hooked = GradSampleModule(duplicate, loss_reduction="sum")
 
-    def clipped_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...], max_grad_norm: float) -> Tensor:
+    def clipped_sum(self, inputs: Inputs, y: Tensor, max_grad_norm: float) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
         originals = trained(self._model)
         with torch.no_grad():
             for mine, theirs in zip(self._parameters, originals, strict=True):
                 mine.copy_(theirs)
-        total = torch.zeros(sum(p.numel() for p in originals), dtype=x.dtype, device=x.device)
-        physical = self._asked or 1024
-        for start in range(0, len(x), physical):
-            part = slice(start, start + physical)
+        total = inputs[0].new_zeros(sum(p.numel() for p in originals))
+        for part, labels in cut(inputs, y, self._asked or 1024):
             with warnings.catch_warnings():  # "backward hook is firing ... no inputs require gradients": as intended
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
-                example_losses(self._hooked(x[part], *(mask[part] for mask in masks)), y[part]).sum().backward()
+                example_losses(self._hooked(*part), labels).sum().backward()
             rows = [p.grad_sample for p in self._parameters]  # type: ignore[attr-defined]
             total += weighted_sum(rows, originals, max_grad_norm)
             for p in self._parameters:
@@ -48,6 +46,6 @@ class ReferenceEngine:
                 p.grad_sample = None  # type: ignore[attr-defined]
         return total
 
-    def gradient_sum(self, x: Tensor, y: Tensor, masks: tuple[Tensor, ...]) -> Tensor:
+    def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        return gradient_sum(self._model, x, y, masks, self._asked)
+        return gradient_sum(self._model, inputs, y, self._asked)

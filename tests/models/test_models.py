@@ -16,7 +16,7 @@ DATASETS = {"mnist": ((1, 28, 28), 10), "cifar10": ((3, 32, 32), 10), "cardio": 
 
 
 def of(model, dataset, seed=42):
-    return build("model", COMPOSER.compose([("model", model)]).values["model"], *DATASETS[dataset], seed)
+    return build("model", COMPOSER.node("model", model), *DATASETS[dataset], seed)
 
 
 def trained(model):
@@ -104,7 +104,7 @@ def test_losses_and_probabilities():
 
 def test_attention_reads_images_of_whole_patches():
     with pytest.raises(UsageError, match=r"patch=4.*10x8"):
-        build("model", COMPOSER.compose([("model", "attention")]).values["model"], (1, 10, 8), 10, 0)
+        build("model", COMPOSER.node("model", "attention"), (1, 10, 8), 10, 0)
     with pytest.raises(UsageError, match="reads image data"):
         COMPOSER.compose([("model", "attention"), ("dataset", "heart")])
     model = of("attention", "mnist")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dpsweep.errors import UsageError
 from dpsweep.privacy import calibration
-from dpsweep.privacy.accounting import epsilon_rdp
-from dpsweep.privacy.calibration import calibrate, epsilon_for
+from dpsweep.privacy.accounting import SampledGaussian, epsilon, epsilon_rdp
+from dpsweep.privacy.calibration import Scaled, calibrate, epsilon_for
 
 PAPER = list(csv.DictReader((Path(__file__).parents[1] / "data" / "calibration_dp_rvfl.csv").open()))
 QUICK = (Fraction(1, 4), 120, 1.0, 1e-5)
@@ -51,21 +51,21 @@ def test_rdp_calibration_is_conservative_and_tight(batches, steps, target, delta
         raise
     assert found.epsilon <= target
     assert epsilon_for(rate, steps, found.noise_multiplier, delta).epsilon == found.epsilon
-    less = calibration._spent(rate, steps, 0.999 * found.noise_multiplier, delta, "rdp")
+    less = calibration._spent([Scaled(rate, steps)], 0.999 * found.noise_multiplier, delta, "rdp")
     assert less.epsilon > target
 
 
 @pytest.mark.parametrize("target", [0.005, 0.01, 0.02, 0.04])
 def test_small_targets_are_met_tightly_where_the_papers_rule_stops_early(target):
     found = calibrate(Fraction(1, 100), 10, target, 1e-4, cache=None)
-    less = calibration._spent(Fraction(1, 100), 10, 0.999 * found.noise_multiplier, 1e-4, "rdp")
+    less = calibration._spent([Scaled(Fraction(1, 100), 10)], 0.999 * found.noise_multiplier, 1e-4, "rdp")
     assert found.epsilon <= target < less.epsilon
 
 
 @pytest.mark.parametrize("target", [20.0, 1e3, 1e7, 1e13])
 def test_huge_targets_end_the_search(target):
     found = calibrate(Fraction(1, 10), 10, target, 1e-5, cache=None)
-    less = calibration._spent(Fraction(1, 10), 10, 0.999 * found.noise_multiplier, 1e-5, "rdp")
+    less = calibration._spent([Scaled(Fraction(1, 10), 10)], 0.999 * found.noise_multiplier, 1e-5, "rdp")
     assert found.epsilon <= target < less.epsilon
 
 
@@ -208,3 +208,17 @@ def test_the_cache_folder_comes_from_the_environment(tmp_path, monkeypatch):
     assert len(list((tmp_path / "calibration").glob("*.json"))) == 1
     monkeypatch.delenv("DPSWEEP_CACHE")
     assert calibration.default_cache_folder().name == "calibration"
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_several_kinds_of_releases_are_calibrated_together(accountant, tmp_path):
+    """Twice as many releases in two parts need what they need in one; others at a scale add to what the first spend."""
+    rate = Fraction(1, 20)
+    together = calibrate(rate, 40, 2.0, 1e-5, accountant, cache=tmp_path)
+    halves = calibrate(rate, 20, 2.0, 1e-5, accountant, cache=tmp_path, others=[Scaled(rate, 20)])
+    assert halves.noise_multiplier == pytest.approx(together.noise_multiplier, rel=2e-3 if accountant == "pld" else 1e-6)
+    mixed = calibrate(rate, 20, 2.0, 1e-5, accountant, cache=tmp_path, others=[Scaled(Fraction(1, 4), 3, 2.5)])
+    sigma = mixed.noise_multiplier
+    events = [(SampledGaussian(rate, sigma), 20), (SampledGaussian(Fraction(1, 4), 2.5 * sigma), 3)]
+    assert epsilon(events, 1e-5, accountant).epsilon == pytest.approx(mixed.epsilon) and 1.98 < mixed.epsilon <= 2.0
+    assert calibrate(rate, 20, 2.0, 1e-5, accountant, cache=tmp_path, others=[Scaled(Fraction(1, 4), 3, 2.5)]).cached

@@ -24,7 +24,7 @@ def setting(name="dense", kind="table", n=40, q=Fraction(1, 4), steps=6, sigma=1
     model = make(name, kind, dtype)
     x, y, _ = batch(model, kind, n, dtype)
     plan = Plan(Poisson(q), dp_sgd_events(q, sigma), steps, 1.0, sigma)
-    data = LoopData(Prepared(engine(model, physical), x), y, model, plan, 10, Randomness.seeded(seed), "none")
+    data = LoopData(Prepared(engine(model, physical), (x,)), y, model, plan, 10, Randomness.seeded(seed), "none")
     return model, plan, data
 
 
@@ -131,7 +131,7 @@ def test_handles_carry_no_numbers_of_the_data():
     _, _, data = setting()
     batch = data.draw()
     total = data.clipped_sum(batch, 1.0)
-    assert vars(batch) == {"number": 1} and vars(total) == {"number": 2, "batch": batch, "sensitivity": 1.0}
+    assert vars(batch) == {"number": 1} and vars(total) == {"number": 2, "batch": batch, "sensitivity": 1.0, "norm": 2}
 
 
 def test_an_earlier_batch_cannot_be_released_again():
@@ -168,7 +168,7 @@ def test_plain_training_is_charged_as_unbounded():
     schedule = Schedule(40, Fraction(1, 4), 8, 10, 10)
     plan = NonPrivate().calibrate(schedule, None, None)
     x, y, _ = batch(model, "table", 40)
-    data = LoopData(Prepared(LayeredEngine(model, None), x), y, model, plan, 10, Randomness.seeded(0), "none")
+    data = LoopData(Prepared(LayeredEngine(model, None), (x,)), y, model, plan, 10, Randomness.seeded(0), "none")
     ((event, count),) = train(NonPrivate(), plan, model, data, adam).ledger.events()
     assert isinstance(event, Unbounded) and count == 8
 
@@ -193,7 +193,7 @@ def test_seeded_runs_repeat_bit_for_bit_and_secure_ones_do_not():
     def theta(randomness):
         model, plan, data = setting()
         x, y, _ = batch(model, "table", 40)
-        data = LoopData(Prepared(LayeredEngine(model, None), x), y, model, plan, 10, randomness, "none")
+        data = LoopData(Prepared(LayeredEngine(model, None), (x,)), y, model, plan, 10, randomness, "none")
         return train(Gaussian(1.0), plan, model, data, adam).state.theta
 
     assert torch.equal(theta(Randomness.seeded(5)), theta(Randomness.seeded(5)))

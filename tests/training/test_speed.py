@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from zoo import COMPOSER
+from zoo import COMPOSER, partner
 
 from dpsweep.runner import run_task
 from dpsweep.tasks import Settings, Task
@@ -16,12 +16,12 @@ from zoo import COMPOSER
 from dpsweep.build import build
 from dpsweep.training.engines import prepare
 torch.set_num_threads(1)
-model = build("model", COMPOSER.compose([("model", sys.argv[1])]).values["model"], (3, 32, 32), 10, 0)
+model = build("model", COMPOSER.node("model", sys.argv[1]), (3, 32, 32), 10, 0)
 x, y = torch.rand(4096, 3, 32, 32), torch.randint(10, (4096,))
 keep = tuple(torch.full((4096, *shape), 1.25) for shape in model.mask_shapes)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 ready = prepare("default", model, x, "", None)
-assert ready.engine.clipped_sum(ready.inputs, y, keep, 1.0).isfinite().all()
+assert ready.engine.clipped_sum((*ready.inputs, *keep), y, 1.0).isfinite().all()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
@@ -55,8 +55,8 @@ def test_a_gpu_trains_as_the_cpu_does(model):
     """To the accuracy of an epoch with other seeded noise: each device has its own generator."""
     records = []
     for device in ("cpu", "cuda"):
-        items = {"model": model, "epochs": 1, "device": device, "noise.source": "seeded"}
-        config = COMPOSER.compose(list(items.items()))
+        schedule = partner("model", model) or [("epochs", 1)]  # a mechanism of the model's own has no epochs
+        config = COMPOSER.compose([("model", model), *schedule, ("device", device), ("noise.source", "seeded")])
         records.append(run_task(Task.from_config(config), Settings.from_config(config)))
     assert [r["status"] for r in records] == ["done", "done"], records
     assert records[0]["test_auroc"] == pytest.approx(records[1]["test_auroc"], abs=0.1)
