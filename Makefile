@@ -3,13 +3,20 @@ PYTHON ?= python3
 BIN := .venv/bin
 DPSWEEP := $(BIN)/dpsweep
 THREADS ?= 1
+OPTIONS ?=
 
-.PHONY: demo test lint bench bench-check clean help
+.NOTPARALLEL:
+.PHONY: demo test lint bench bench-check clean help dp_rvfl dp_rvfl_powered dp_rvfl_smoke
 
 help:
 	@echo "make demo    run the embedded suite and show its table (about two minutes once installed)"
 	@echo "make test    run the tests"
 	@echo "make lint    check style and types"
+	@echo "make dp_rvfl_table3   run what is missing for one table of the DP-RVFL paper (1 to 10; figure2 to figure4), show it"
+	@echo "make dp_rvfl          the whole paper: 2,536 tasks and two repeats of table 10 (hours to days: dpsweep plan suite=dp_rvfl)"
+	@echo "make dp_rvfl_powered  its frozen-head models with 20 seeds, so that the exact tests can reach significance"
+	@echo "make dp_rvfl_smoke    every stage of it in small on embedded data (under three minutes)"
+	@echo "                      all of these take OPTIONS='data.dir=PATH threads=4'"
 	@echo "make bench   time dpsweep, Opacus and plain training side by side (THREADS=1), figures in outputs/bench.json"
 	@echo "make bench-check   the same, and fail where a ratio misses its bar"
 
@@ -22,6 +29,20 @@ help:
 demo: .venv/.installed
 	$(DPSWEEP) run suite=quickstart
 	$(DPSWEEP) report suite=quickstart
+
+# Times are compared in table 6 and figure 4, so their tasks have the machine to themselves; they come before the rest.
+dp_rvfl_table6 dp_rvfl_figure4: override OPTIONS += executor=inline
+dp_rvfl_table10: override OPTIONS += repeat=null,2,3
+
+dp_rvfl: dp_rvfl_table6 dp_rvfl_figure4 dp_rvfl_table10
+
+dp_rvfl dp_rvfl_powered dp_rvfl_smoke: .venv/.installed
+	$(DPSWEEP) run suite=$@ $(OPTIONS)
+	$(DPSWEEP) report suite=$@ $(OPTIONS)
+
+dp_rvfl_%: .venv/.installed
+	$(DPSWEEP) run suite=dp_rvfl table=$* $(OPTIONS)
+	$(DPSWEEP) report suite=dp_rvfl table=$* $(OPTIONS)
 
 test: .venv/.installed
 	$(BIN)/python -m pytest

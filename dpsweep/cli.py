@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,8 @@ examples:
   dpsweep run -m model=rvfl,cnn epsilon=1,2 seed=range(5)    every combination
   dpsweep run suite=quickstart                               a whole suite; what is done is not done again
   dpsweep run suite=quickstart model=rvfl threads=2          the suite's matching tasks
+  dpsweep run suite=dp_rvfl table=table3                     the tasks that one table of a paper is made of
+  dpsweep run suite=dp_rvfl repeat=1,2,3                     three executions of each task
 """
 
 
@@ -149,7 +150,8 @@ def _run(options: argparse.Namespace) -> int:
     if missing or result.failed:
         print(f"the same command runs the {missing + result.failed} tasks that are missing or failed")
     elif plan.suite:
-        where = "" if str(plan.settings.output_dir) == "outputs" else f" output_dir={plan.settings.output_dir}"
+        where = f" table={plan.table}" if plan.table else ""
+        where += "" if str(plan.settings.output_dir) == "outputs" else f" output_dir={plan.settings.output_dir}"
         print(f"tables and figures: dpsweep report suite={plan.suite['name']}{where}")
     return result.exit_code
 
@@ -164,39 +166,25 @@ def _remarks(task: Task, settings: Settings, record: dict[str, Any], records: Re
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from dpsweep import outlook
     from dpsweep.records import Records
     from dpsweep.sweep import status_of
+    from dpsweep.tasks import available_cores
 
-    plan, _ = _tasks(options)
+    plan, composer = _tasks(options)
     status = status_of(plan.tasks, Records(plan.settings.output_dir))
-    rows = Counter((t.config["dataset"]["name"], t.config["model"]["name"], t.config["mechanism"]["name"]) for t in plan.tasks)
-    for (dataset, model, mechanism), count in rows.items():
-        print(f"  {dataset:<14}{model:<20}{mechanism:<14}{count:>6} tasks")
+    print("\n".join(outlook.counts(plan.tasks, status)))
     print(f"{len(plan.tasks)} tasks: {len(status.done)} done, {len(status.failed)} failed, {len(status.missing)} missing")
     for name, record in status.failed.items():
         print(f"  failed {name}: {record['error']['type']}: {record['error']['message']}")
     for name, reason in status.damaged.items():
         print(f"  damaged {name}.json: {reason}; a run sets it aside and does the task again")
-    print(_estimate(plan, status.done, len(status.to_run)))
+    cores = min(available_cores(), plan.settings.threads)
+    to_run = [task for task in plan.tasks if task.id not in status.done]
+    finished = [*status.done.values(), *status.others]
+    found = outlook.estimate(to_run, finished, outlook.sizes_of(plan.tasks, finished, composer), cores)
+    print("\n".join(outlook.in_words(found, len(to_run), cores)))
     return 0
-
-
-def _estimate(plan: Plan, done: dict[str, dict[str, Any]], left: int) -> str:
-    """The time left, from the measured times of finished tasks of the same dataset, model and mechanism."""
-    if not left:
-        return "nothing is left to run"
-    measured: dict[tuple[str, ...], list[float]] = {}
-    kind = {t.id: tuple(t.config[g]["name"] for g in ("dataset", "model", "mechanism")) for t in plan.tasks}
-    for name, record in done.items():
-        if record["seconds_total"] is None:  # withheld: the dataset is not public
-            continue
-        measured.setdefault(kind[name], []).append(record["seconds_total"])
-    known = [kind[t.id] for t in plan.tasks if t.id not in done and kind[t.id] in measured]
-    seconds = sum(sum(measured[k]) / len(measured[k]) for k in known)
-    if not known:
-        return f"{left} to run; no finished task tells how long they take"
-    unknown = f", besides {left - len(known)} of kinds that none has finished of" if left > len(known) else ""
-    return f"{left} to run: {len(known)} take about {seconds:.0f} s of one worker, by the finished ones{unknown}"
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -221,6 +209,7 @@ def _report(options: argparse.Namespace) -> int:
             "target_epsilon",
             "seed",
             "run",
+            "repeat",
             "config",
         )
         tasks = [{key: record[key] for key in labels} for record in scan.records]

@@ -7,7 +7,6 @@ thousands, so each option is composed once and tasks are put together from the c
 
 from __future__ import annotations
 
-import copy
 import difflib
 import re
 import sys
@@ -104,11 +103,14 @@ class Composer:
                 raise UsageError(f"{file}: there is a built-in {file.parent.name}={file.stem}; give yours another name")
         self._nodes: dict[tuple[str, str], Any] = {}
         self._base: dict[str, Any] = {}
+        self._options: dict[str, list[str]] = {}
 
     def options(self, group: str) -> list[str]:
         """The named options of a group, sorted (numbers by size)."""
-        names = {f.stem for home in (config_home(), *self._dirs) for f in (home / group).glob("*.yaml")}
-        return sorted(names, key=lambda name: (as_number(name) is None, as_number(name) or 0, name))
+        if group not in self._options:  # a suite asks thousands of times: the folders are read once
+            names = {f.stem for home in (config_home(), *self._dirs) for f in (home / group).glob("*.yaml")}
+            self._options[group] = sorted(names, key=lambda name: (as_number(name) is None, as_number(name) or 0, name))
+        return self._options[group]
 
     def about(self, group: str, name: str) -> str:
         """One line about an option, from its YAML."""
@@ -140,7 +142,7 @@ class Composer:
         self.preload(choices)
         if not self._base:
             self._base = self._hydra([])
-        values = copy.deepcopy(self._base)
+        values = {key: _own(node) for key, node in self._base.items()}
         for group, name in choices:
             values[group] = self.node(group, name)
         for key, value in items:
@@ -161,7 +163,7 @@ class Composer:
         if number is not None:
             return number
         self.preload([(group, name)])
-        return copy.deepcopy(self._nodes[group, name])
+        return _own(self._nodes[group, name])
 
     def _hydra(self, overrides: list[str]) -> dict[str, Any]:
         from hydra import compose, initialize_config_dir
@@ -214,6 +216,11 @@ def _choice(group: str, value: Any) -> str:
 _EXAMPLES = {"dataset": "heart", "model": "rvfl", "mechanism": "gaussian", "optimizer": "adam", "accountant": "rdp"}
 
 
+def _own(node: Any) -> Any:
+    """A copy that a task may change: mappings are copied, what stands in them is shared (much faster than a deep copy)."""
+    return {key: _own(value) for key, value in node.items()} if isinstance(node, dict) else node
+
+
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     node: Any = values
@@ -238,7 +245,7 @@ def _like(key: str, old: Any, value: Any) -> Any:
         return float(value)
     if value is None and not isinstance(old, dict):
         return None
-    names = {bool: "true or false", int: "an integer", float: "a number", str: "a text", list: "a list [a, b]"}
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "a text", list: "a list [a, b] (grids: [[a, b]])"}
     raise UsageError(f"{key}={value}: {names.get(type(old), 'a single value under its own key')} is needed, as in {key}={old}")
 
 
@@ -285,7 +292,8 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "optimizer.lr": _POSITIVE,
     "mechanism.max_grad_norm": (lambda v: _is_real(v) and 1e-15 < v < 1e15, "a number between 1e-15 and 1e15"),
     "dataset.reference_size": (_is_int(1), "an integer of at least 1"),
-    **dict.fromkeys(("batch_size", "epochs", "steps", "threads", "workers", "physical_batch"), _COUNT),
+    "diagnostics": (lambda v: v is None or v is True, "true or null"),
+    **dict.fromkeys(("batch_size", "epochs", "steps", "repeat", "threads", "workers", "physical_batch"), _COUNT),
 }  # fmt: skip
 
 

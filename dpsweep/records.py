@@ -21,7 +21,8 @@ from dpsweep.tasks import task_id
 
 SCHEMA = 1
 FIELDS = (
-    "id", "status", "dataset", "model", "mechanism", "optimizer", "accountant", "target_epsilon", "seed", "run", "config",
+    "id", "status", "dataset", "model", "mechanism", "optimizer", "accountant", "target_epsilon", "seed", "run", "repeat",
+    "config",
     "reference_size", "sample_rate", "steps", "normalizer", "batch_size", "epochs", "delta", "max_grad_norm",
     "noise_multiplier", "adjacency", "protects", "epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised",
     "guarantee_reason", "guarantee_text", "events", "noise_source", "diverged", "test_accuracy", "test_precision",

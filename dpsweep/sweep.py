@@ -24,6 +24,7 @@ class Status:
     failed: dict[str, dict[str, Any]] = field(default_factory=dict)
     missing: list[Task] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
+    others: list[dict[str, Any]] = field(default_factory=list)  # done records of other tasks in the same folder
 
     @property
     def to_run(self) -> list[str]:
@@ -38,13 +39,14 @@ def status_of(tasks: list[Task], records: Records) -> Status:
     damaged = {name.removesuffix(".json"): reason for name, reason in scan.damaged}
     status = Status()
     for task in tasks:
-        record = known.get(task.id)
+        record = known.pop(task.id, None)
         if record is None:
             status.missing.append(task)
             if task.id in damaged:
                 status.damaged[task.id] = damaged[task.id]
         else:
             (status.done if record["status"] == "done" else status.failed)[task.id] = record
+    status.others = [record for record in known.values() if record["status"] == "done"]
     return status
 
 
@@ -85,7 +87,8 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
     preflight(todo, settings)
     if status.done:
         say(f"{len(status.done)} of {len(tasks)} tasks are done already; {len(todo)} to run")
-    with _Interrupts(patience=len(todo) > 1) as interrupts, _Progress(len(todo), quiet) as progress:
+    public = all(task.values["dataset"].get("public", False) for task in todo)
+    with _Interrupts(patience=len(todo) > 1) as interrupts, _Progress(len(todo), quiet, timed=public) as progress:
         outcomes = _outcomes(todo, settings, records, interrupts, progress)
         for outcome in outcomes:
             if outcome.status == "lost":
@@ -192,10 +195,10 @@ class _Interrupts:
 
 
 class _Progress:
-    """A bar with an estimate on a terminal, a plain line a task elsewhere."""
+    """A bar with an estimate on a terminal, a plain line a task elsewhere; no times where the data is not public."""
 
-    def __init__(self, total: int, quiet: bool) -> None:
-        self._total, self._quiet = total, quiet
+    def __init__(self, total: int, quiet: bool, timed: bool) -> None:
+        self._total, self._quiet, self._timed = total, quiet, timed
         self._count = 0
         self._started = time.monotonic()
         self._bar: Any = None
@@ -212,10 +215,10 @@ class _Progress:
                 TimeRemainingColumn,
             )
 
+            times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()) if self._timed else ()
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True),
-            )  # fmt: skip
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times, console=Console(stderr=True)
+            )
             self._bar.__enter__()
             self._row = self._bar.add_task("starting", total=self._total)
         return self
@@ -243,7 +246,8 @@ class _Progress:
             text += (
                 "  diverged" if record.get("diverged") else f"  accuracy {100 * accuracy:.2f}%" if accuracy is not None else ""
             )
-            text += f"  {record.get('seconds_total') or 0:.1f} s"
+            if record.get("seconds_total") is not None:  # null where the dataset is not public
+                text += f"  {record['seconds_total']:.1f} s"
         else:
             error = record.get("error") or {"type": outcome.reason, "message": ""}
             text += f"  {error['type']}: {error['message']}".rstrip(": ")
@@ -253,10 +257,11 @@ class _Progress:
                 self._bar.console.print(text)
             return
         left = (time.monotonic() - self._started) / self._count * (self._total - self._count)
-        _say(f"[{self._count}/{self._total}] {text}  (about {_span(left)} left)")
+        _say(f"[{self._count}/{self._total}] {text}" + (f"  (about {span(left)} left)" if self._timed else ""))
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """A time in seconds, minutes or hours, as a person says it."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 

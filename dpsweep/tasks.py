@@ -1,4 +1,4 @@
-"""Tasks: one training run each, named by what can change its result; and their enumeration."""
+"""Tasks: one training run each, named by what can change its result; and how a command line becomes tasks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpsweep.config import GROUPS, PERFORMANCE, Composer, Config, ImpossiblePair, Item, as_number, fraction, parse
+from dpsweep import suites
+from dpsweep.config import GROUPS, Composer, Config, ImpossiblePair, Item, fraction, parse
 from dpsweep.errors import UsageError
 
 PROTOCOL = 1  # raised when the same configuration would come to mean another computation
@@ -25,7 +24,7 @@ DESCRIPTIVE = {
     "optimizer": {"about"},
     "accountant": {"about"},
 }
-_SCHEDULE = ("batch_size", "epochs", "sample_rate", "steps", "split", "split_seed", "run", "seed", "diagnostics")
+_SCHEDULE = ("batch_size", "epochs", "sample_rate", "steps", "split", "split_seed", "run", "repeat", "diagnostics", "seed")
 _PRIVATE_ONLY = ("epsilon", "delta", "noise")
 
 
@@ -58,6 +57,7 @@ class Task:
             "target_epsilon": self.config.get("epsilon"),
             "seed": self.config["seed"],
             "run": self.config.get("run"),
+            "repeat": self.config.get("repeat"),
         }
         return named | rest | {"config": self.config}
 
@@ -111,6 +111,8 @@ def task_id(canonical: dict[str, Any]) -> str:
     parts.append(f"seed{canonical['seed']}")
     if canonical.get("run"):
         parts.append(canonical["run"])
+    if canonical.get("repeat"):
+        parts.append(f"repeat{canonical['repeat']}")
     return "-".join([*(re.sub(r"[^A-Za-z0-9._]+", "_", part)[:40] for part in parts), digest])
 
 
@@ -141,86 +143,26 @@ def _without_nulls(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command line asks for: the tasks in order, and what was left out because it can't be."""
+    """What a command line asks for: the tasks in order, and what was left out because it can't be.
+
+    With a suite: its YAML, and the tables and figures that were asked for (``table=table3,figure2``).
+    """
 
     tasks: list[Task]
     settings: Settings
-    suite: dict[str, Any] | None
     impossible: list[str]
+    suite: dict[str, Any] | None = None
+    table: str | None = None
 
 
 def enumerate_tasks(overrides: list[str], composer: Composer, multirun: bool = False) -> Plan:
     """Turn a command line into tasks: one, a multirun's, or those of a suite that match."""
-    points = parse(overrides, multirun)
-    if any(key == "suite" and value not in ("none", None) for key, value in points[0]):
-        return _suite_plan(points, composer)
-    return _plan(points, composer, strict=len(points) == 1)
-
-
-def _suite_plan(points: list[list[Item]], composer: Composer) -> Plan:
-    suites = {value for point in points for key, value in point if key == "suite"}
-    if len(suites) > 1:
-        raise UsageError(f"suite={','.join(map(str, suites))}: name one suite at a time")
-    filters: dict[str, set[Any]] = {}
-    performance: list[Item] = []
-    for key, value in dict.fromkeys((k, tuple(v) if isinstance(v, list) else v) for point in points for k, v in point):
-        if key.partition(".")[0] in PERFORMANCE:
-            performance.append((key, value))
-        elif key in GROUPS:
-            filters.setdefault(key, set()).add(value)
-        else:
-            raise UsageError(
-                f"{key}={value} with suite={suites.pop()}: a suite fixes its protocol, so only groups (to keep the matching "
-                "tasks) and performance keys apply. For another protocol write a suite of your own (README: your own suite)"
-            )
-    composer.preload((key, value) for key, values in filters.items() for value in values if isinstance(value, str))
-    head = composer.compose(performance)
-    suite = head.values["suite"]
-    _check_suite(suite)
-    grid_points = [point + performance for grid in suite["grids"] for point in _grid(grid)]
-    plan = _plan(grid_points, composer, strict=False)
-    kept = [task for task in plan.tasks if all(_matches(task, group, values) for group, values in filters.items())]
-    if not kept:
-        asked = " ".join(f"{group}={','.join(map(str, values))}" for group, values in filters.items())
-        raise UsageError(f"suite={suite['name']} has no task with {asked}: see `dpsweep plan suite={suite['name']}`")
-    return Plan(kept, plan.settings, suite, plan.impossible)
-
-
-def _check_suite(suite: Any) -> None:
-    """Refuse a suite's mistakes by name, before anything runs."""
-    from dpsweep.report.spec import check
-
-    if not isinstance(suite, dict) or not re.fullmatch(r"[A-Za-z0-9_-]{1,60}", str(suite.get("name", ""))):
-        raise UsageError("a suite's YAML needs a `name` of letters, digits, - and _, and a list of `grids`")
-    name, grids = suite["name"], suite.get("grids")
-    unknown = suite.keys() - {"name", "about", "grids", "report"}
-    if unknown:
-        raise UsageError(f"suite={name}: unknown key {', '.join(sorted(unknown))}; there are name, about, grids and report")
-    if not isinstance(grids, list) or not grids or not all(isinstance(grid, dict) and grid for grid in grids):
-        raise UsageError(f"suite={name}: `grids` must be a list of mappings from keys to values or lists of values")
-    for grid in grids:
-        for key, value in grid.items():
-            if str(key).partition(".")[0] in PERFORMANCE:
-                raise UsageError(
-                    f"suite={name}: {key} doesn't change a result, so it is given on the command line, not in a grid"
-                )
-            if value == [] or isinstance(value, dict):
-                raise UsageError(f"suite={name}: {key} needs a value or a list of values")
-    check(suite.get("report") or {})
-
-
-def _matches(task: Task, group: str, values: set[Any]) -> bool:
-    if group in ("epsilon", "seed"):
-        own = task.config.get(group)
-        if own is None:
-            return any(str(value).lower() == "none" for value in values)
-        return any(own == as_number(value) for value in values)
-    return group in task.config and task.config[group]["name"] in values
-
-
-def _grid(grid: dict[str, Any]) -> Iterable[list[Item]]:
-    axes = [[(key, value) for value in (values if isinstance(values, list) else [values])] for key, values in grid.items()]
-    return (list(point) for point in product(*axes))
+    if not suites.named(overrides):
+        points = parse(overrides, multirun)
+        return _plan(points, composer, strict=len(points) == 1)
+    request = suites.request(parse(overrides, multirun=True), composer)
+    plan = _plan(request.points, composer, strict=False)
+    return replace(plan, tasks=request.keep(plan.tasks), suite=request.suite, table=request.table)
 
 
 def _plan(points: list[list[Item]], composer: Composer, strict: bool) -> Plan:
@@ -242,4 +184,4 @@ def _plan(points: list[list[Item]], composer: Composer, strict: bool) -> Plan:
         settings = settings or Settings.from_config(config)
     if settings is None:
         raise UsageError("none of the combinations is possible:\n  " + "\n  ".join(dict.fromkeys(impossible)))
-    return Plan(list(tasks.values()), settings, None, impossible)
+    return Plan(list(tasks.values()), settings, impossible)

@@ -38,8 +38,8 @@ def test_performance_is_not_identity(performance):
 @pytest.mark.parametrize(
     "science", ["epsilon=2", "seed=1", "delta=1e-6", "model=cnn", "model.hidden=10", "optimizer.lr=0.1", "optimizer=sgd",
                 "accountant=pld", "epochs=2", "batch_size=3", "noise.source=seeded", "noise.hardening=sum4", "run=again",
-                "split_seed=1", "mechanism.max_grad_norm=2", "dataset.reference_size=1000", "dataset=breast_cancer",
-                "diagnostics=true"])  # fmt: skip
+                "split_seed=1", "repeat=2", "mechanism.max_grad_norm=2", "dataset.reference_size=1000",
+                "dataset=breast_cancer", "diagnostics=true"])  # fmt: skip
 def test_science_is_identity(science):
     assert ident(science) != ident()
 
@@ -98,55 +98,6 @@ def test_a_grid_leaves_the_impossible_out_and_runs_nothing_twice():
     assert len(plan.impossible) == 2
     with pytest.raises(UsageError, match="none of the combinations"):
         enumerate_tasks(["mechanism=none", "epsilon=1,2"], COMPOSER, multirun=True)
-
-
-def test_quickstart_is_what_it_says():
-    found = tasks("suite=quickstart")
-    assert len(found) == len({t.id for t in found}) == 2 * 6 * 3 * 3
-    assert len(tasks("suite=smoke_real")) == 7 * 2 + 3 * 2
-
-
-def test_a_suite_is_narrowed_by_groups_and_by_nothing_else():
-    assert len(tasks("suite=quickstart", "model=rvfl")) == 18
-    assert len(tasks("suite=quickstart", "epsilon=none", "seed=42")) == 12
-    assert len(tasks("suite=quickstart", "model=rvfl,cnn", "epsilon=1.0", multirun=True)) == 12
-    assert len(tasks("suite=quickstart", "threads=1")) == 108
-    for bad in ("delta=1e-6", "model.hidden=3", "epochs=1"):
-        with pytest.raises(UsageError, match="fixes its protocol"):
-            tasks("suite=quickstart", bad)
-    with pytest.raises(UsageError, match="no task with dataset=heart"):
-        tasks("suite=quickstart", "dataset=heart")
-    with pytest.raises(UsageError, match="rvfl"):
-        tasks("suite=quickstart", "model=rvlf")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("name: bad\ngrids: {model: rvfl}", "list of mappings"),
-        ("name: bad\ngrids: rvfl", "list of mappings"),
-        ("name: bad\ngrids: [rvfl]", "list of mappings"),
-        ("name: bad\ngrids: [null]", "list of mappings"),
-        ("name: bad\ngrids: []", "list of mappings"),
-        ("name: bad\ngrid: [{model: rvfl}]", "unknown key grid"),
-        ("name: bad\ngrids: [{model: rvfl}]\nextra: 1", "unknown key extra"),
-        ("name: ../../evil\ngrids: [{model: rvfl}]", "letters, digits"),
-        ("name: bad\ngrids: [{threads: 2}]", "threads doesn't change a result"),
-        ("name: bad\ngrids: [{suite: quickstart}]", "suite doesn't change a result"),
-        ("name: bad\ngrids: [{model: []}]", "model needs a value"),
-        ("name: bad\ngrids: [{model: rvlf}]", "rvfl"),
-        ("name: bad\ngrids: [{hiden: 3}]", "model.hidden"),
-        ("name: bad\ngrids: [{model: rvfl}]\nreport: {metrics: [acuracy]}", "acuracy"),
-        ("name: bad\ngrids: [{model: rvfl}]\nreport: {metric: [accuracy]}", "metric"),
-        ("", "name"),
-        ("- a", "a suite's YAML needs"),
-    ],
-)
-def test_a_suites_mistakes_are_named_before_anything_runs(tmp_path, text, said):
-    (tmp_path / "suite").mkdir()
-    (tmp_path / "suite" / "bad.yaml").write_text(text)
-    with pytest.raises(UsageError, match=said):
-        enumerate_tasks(["suite=bad"], Composer([tmp_path]))
 
 
 def test_planning_loads_neither_torch_nor_opacus():
