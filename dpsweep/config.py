@@ -292,7 +292,6 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "optimizer.lr": _POSITIVE,
     "mechanism.max_grad_norm": (lambda v: _is_real(v) and 1e-15 < v < 1e15, "a number between 1e-15 and 1e15"),
     "dataset.reference_size": (_is_int(1), "an integer of at least 1"),
-    "diagnostics": (lambda v: v is None or v is True, "true or null"),
     **dict.fromkeys(("batch_size", "epochs", "steps", "repeat", "threads", "workers", "physical_batch"), _COUNT),
 }  # fmt: skip
 
