@@ -12,7 +12,7 @@ from typing import Any
 
 from dpsweep.config import fraction
 from dpsweep.errors import UsageError
-from dpsweep.mechanisms.base import Account, Mechanism, Plan, Schedule
+from dpsweep.mechanisms.base import Account, Mechanism, Plan, Schedule, Target
 from dpsweep.privacy.sampling import protocol_numbers
 from dpsweep.tasks import DESCRIPTIVE
 
@@ -75,6 +75,12 @@ def schedule_of(values: dict[str, Any]) -> Schedule:
     return Schedule(size, rate, steps, normalizer, values["batch_size"], model)
 
 
+def target_of(values: dict[str, Any]) -> Target | None:
+    """What the run is to meet: a budget, a given noise multiplier, or (None) nothing."""
+    epsilon, noise_multiplier = values["epsilon"], values["noise_multiplier"]
+    return None if epsilon is None and noise_multiplier is None else Target(epsilon, noise_multiplier)
+
+
 def plan_of(values: dict[str, Any]) -> tuple[Mechanism, Schedule, Account, Plan]:
     """The mechanism of a configuration and its calibrated plan: no data is read, and torch isn't needed.
 
@@ -86,4 +92,4 @@ def plan_of(values: dict[str, Any]) -> tuple[Mechanism, Schedule, Account, Plan]
     # Without an accountant and a delta the guarantee is pure: such epsilons add up, whoever counts.
     accountant = values["accountant"]["name"] if values["accountant"] else "rdp"
     account = Account(accountant, values["delta"] or 0.0)
-    return mechanism, schedule, account, mechanism.calibrate(schedule, values["epsilon"], account)
+    return mechanism, schedule, account, mechanism.calibrate(schedule, target_of(values), account)

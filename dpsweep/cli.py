@@ -207,6 +207,7 @@ def _report(options: argparse.Namespace) -> int:
             "optimizer",
             "accountant",
             "target_epsilon",
+            "target_noise_multiplier",
             "seed",
             "run",
             "repeat",
@@ -230,17 +231,18 @@ def _calibrate(options: argparse.Namespace) -> int:
     plan, _ = _tasks(options)
     for task in plan.tasks:
         dataset, mechanism, target = task.labels["dataset"], task.labels["mechanism"], task.labels["target_epsilon"]
+        of = "" if target is None else f" of {target:g}"
         _, schedule, account, found = plan_of(task.values)
         if found.noise_multiplier is not None:
             print(
-                f"{dataset}: sigma {found.noise_multiplier:.6f} gives epsilon {found.epsilon(account):.6f} of {target:g} "
+                f"{dataset}: sigma {found.noise_multiplier:.6f} gives epsilon {found.epsilon(account):.6f}{of} "
                 f"at delta {account.delta:g} ({account.accountant.upper()}; q = {schedule.sample_rate}, "
                 f"T = {schedule.steps}, N0 = {schedule.reference_size}, m0 = {schedule.normalizer})"
             )
         elif "laplace_scale" in found.public:
             print(
-                f"{dataset}: Laplace scale {found.public['laplace_scale']:.6f} gives epsilon {found.epsilon(account):.6f} of "
-                f"{target:g} at delta {account.delta:g} ({task.labels['model']}, q = 1, T = {found.steps})"
+                f"{dataset}: Laplace scale {found.public['laplace_scale']:.6f} gives epsilon {found.epsilon(account):.6f}{of} "
+                f"at delta {account.delta:g} ({task.labels['model']}, q = 1, T = {found.steps})"
             )
         else:
             print(f"{dataset}: {mechanism} adds no noise, so there is nothing to calibrate")

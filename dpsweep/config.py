@@ -150,8 +150,9 @@ class Composer:
                 _set(values, key, value)
         explicit = frozenset(key for key, _ in items)
         _check_values(values)
+        _choose_target(values, explicit)
         stand_in = values["mechanism"].get("without_budget", "none")
-        if values["epsilon"] is None and values["mechanism"].get("private", True) and stand_in != "self":
+        if not is_private(values) and values["mechanism"].get("private", True) and stand_in != "self":
             self.preload([("mechanism", stand_in)])
             values["mechanism"] = self.node("mechanism", stand_in)
         _check_pairs(values, explicit)
@@ -283,7 +284,8 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "noise.hardening": (lambda v: v in (None, "sum4"), "null or sum4"),
     "run": (lambda v: v is None or (isinstance(v, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,40}", v)),
             "a label of letters, digits, - and _, or null"),
-    "diagnostics": (lambda v: v is None or v is True, "true or null"),
+    "noise_multiplier": (lambda v: v is None or (_is_real(v) and v > 0), "a finite number above 0, or null"),
+    **dict.fromkeys(("curves", "diagnostics"), (lambda v: v is None or v is True, "true or null")),
     "engine": (lambda v: v in ("default", "uncached", "vmap", "reference"), "default, uncached, vmap or reference"),
     "device": (lambda v: isinstance(v, str) and re.fullmatch(r"auto|cpu|cuda(:\d+)?", v), "auto, cpu or cuda"),
     "on_error": (lambda v: v in ("continue", "stop"), "continue or stop"),
@@ -330,6 +332,23 @@ def _apply_profile(dataset: dict[str, Any]) -> None:
         dataset["profile"] = None
 
 
+def is_private(values: dict[str, Any]) -> bool:
+    """Whether a configuration asks for privacy: by a budget, or by a given amount of noise."""
+    return values["epsilon"] is not None or values["noise_multiplier"] is not None
+
+
+def _choose_target(values: dict[str, Any], explicit: frozenset[str]) -> None:
+    """A given noise multiplier takes the place of the default budget."""
+    if values["noise_multiplier"] is None:
+        return
+    if "epsilon" in explicit and values["epsilon"] is not None:
+        raise UsageError(
+            f"noise_multiplier={values['noise_multiplier']} with epsilon={values['epsilon']:g}: the budget decides the noise, or "
+            "the noise what is spent. Give one of them"
+        )
+    values["epsilon"], values["noise_multiplier"] = None, float(values["noise_multiplier"])
+
+
 def _check_pairs(values: dict[str, Any], explicit: frozenset[str]) -> None:
     mechanism, dataset, model = values["mechanism"], values["dataset"], values["model"]
     if not mechanism.get("private", True):
@@ -337,6 +356,11 @@ def _check_pairs(values: dict[str, Any], explicit: frozenset[str]) -> None:
             raise ImpossiblePair(
                 f"mechanism={mechanism['name']} with epsilon={values['epsilon']:g}: this mechanism gives no privacy, so it "
                 "can't meet a budget. Write epsilon=none, or choose a private mechanism such as mechanism=gaussian"
+            )
+        if values["noise_multiplier"] is not None:
+            raise ImpossiblePair(
+                f"mechanism={mechanism['name']} with noise_multiplier={values['noise_multiplier']:g}: this mechanism adds no "
+                "noise. Leave noise_multiplier out, or choose a private mechanism such as mechanism=gaussian"
             )
         values["epsilon"] = None
     _check_partners(values)

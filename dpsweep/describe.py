@@ -47,7 +47,7 @@ def describe(record: dict[str, Any]) -> str:
         target = "" if r["target_epsilon"] is None else f" of {r['target_epsilon']:g}"
         over = ", ABOVE THE TARGET" if target and r["epsilon"] > r["target_epsilon"] else ""
         line("epsilon", f"{r['epsilon']:.6f} achieved{target} at delta {r['delta']:g}, proved for the released model{over}")
-    elif r["target_epsilon"] is not None:
+    elif r["target_epsilon"] is not None or r["target_noise_multiplier"] is not None:
         would = f" (with secure noise it would be {r['epsilon_if_secure']:.6f})" if r["epsilon_if_secure"] is not None else ""
         line("epsilon", f"none is proved: {r['guarantee_reason']}{would}")
     line("covers", str(r["guarantee_text"]))

@@ -19,10 +19,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dpsweep.build import build, plan_of, target_class
+from dpsweep.build import build, plan_of, target_class, target_of
 from dpsweep.errors import UsageError
 from dpsweep.mechanisms.base import Guarantee
-from dpsweep.privacy.accounting import Unbounded
 from dpsweep.records import FIELDS, Records
 from dpsweep.tasks import Settings, Task
 
@@ -89,6 +88,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     from dpsweep.models.base import Model, mixes_records
     from dpsweep.privacy.noise import Hardening, Randomness
     from dpsweep.resources import MemoryGrowth, model_resources
+    from dpsweep.training.curves import Curves
     from dpsweep.training.diagnostics import Diagnostics
     from dpsweep.training.engines import prepare
     from dpsweep.training.loop import LoopData, train
@@ -101,7 +101,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     model = build("model", values["model"], dataset.x_train.shape[1:], dataset.classes, task.config["seed"]).to(device)
     if not isinstance(model, Model):
         raise UsageError(f"model={values['model']['name']}: {type(model).__name__} must derive from dpsweep.models.base.Model")
-    private = not any(isinstance(event, Unbounded) for event in plan.step_events)
+    private = not plan.unbounded()
     if (private or values["diagnostics"]) and mixes_records(model, dataset.x_train.shape[1:]):
         wish = "be trained privately" if private else "have diagnostics=true (gradient norms by record)"
         raise UsageError(
@@ -116,18 +116,23 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     if values["diagnostics"]:
         diagnostics = Diagnostics(model, prepared, y, math.ceil(1 / schedule.sample_rate))
     data = LoopData(prepared, y, model, plan, schedule.normalizer, randomness, hardening, settings.physical_batch, diagnostics)
+    curves = None
+    if values["curves"]:
+        x_test, y_test = (torch.from_numpy(part).to(device) for part in (dataset.x_test, dataset.y_test))
+        spent = functools.partial(plan.epsilon, account) if private else None
+        curves = Curves(model, x_test, y_test, math.ceil(1 / schedule.sample_rate), plan.steps, spent)
     frozen = [buffer.clone() for buffer in model.buffers()]
     setup = time.perf_counter()
-    trained = train(mechanism, plan, model, data, optimizer_of(values))
+    trained = train(mechanism, plan, model, data, optimizer_of(values), *([curves.after] if curves else []))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    seconds, growth = time.perf_counter() - setup, memory.read()
+    seconds, growth = time.perf_counter() - setup - (curves.seconds if curves else 0), memory.read()
     if private and not all(map(torch.equal, frozen, model.buffers())):
         raise UsageError(
             f"model={values['model']['name']} changed a buffer while it was trained (running statistics?): that would be "
             "released with the model, without noise. Keep buffers fixed"
         )
-    guarantee = mechanism.guarantee(plan, trained.ledger, account, values["epsilon"])
+    guarantee = mechanism.guarantee(plan, trained.ledger, account, target_of(values))
     metrics = evaluate_model(model, dataset, device)
     if settings.save_model:
         save_model(model, Records(settings.output_dir).model_path(task.id))
@@ -141,7 +146,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
         "seconds_setup": setup - clock, "seconds_train": seconds, "features_cached": prepared.cached,
         "seconds_features": prepared.seconds, "seconds_train_with_features": seconds + prepared.seconds, "device": str(device),
         **model_resources(model, dataset.x_train.shape[1:]), "peak_memory_growth": growth,
-        "diagnostics": diagnostics.result() if diagnostics else None,
+        "diagnostics": diagnostics.result() if diagnostics else None, "curves": curves.result() if curves else None,
         "data_fingerprint": dataset.fingerprint, "data_official": dataset.official, "data_source": dataset.source,
         "train_size": len(y), "test_size": len(dataset.y_test),
     }  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep import suites
-from dpsweep.config import GROUPS, Composer, Config, ImpossiblePair, Item, fraction, parse
+from dpsweep.config import GROUPS, Composer, Config, ImpossiblePair, Item, fraction, is_private, parse
 from dpsweep.errors import UsageError
 
 PROTOCOL = 1  # raised when the same configuration would come to mean another computation
@@ -24,8 +24,9 @@ DESCRIPTIVE = {
     "optimizer": {"about"},
     "accountant": {"about"},
 }
-_SCHEDULE = ("batch_size", "epochs", "sample_rate", "steps", "split", "split_seed", "run", "repeat", "diagnostics", "seed")
-_PRIVATE_ONLY = ("epsilon", "delta", "noise")
+_SCHEDULE = ("batch_size", "epochs", "sample_rate", "steps", "split", "split_seed", "run", "repeat", "curves", "diagnostics",
+             "seed")  # fmt: skip
+_PRIVATE_ONLY = ("epsilon", "noise_multiplier", "delta", "noise")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Task:
         named = {group: self.config.get(group, {}).get("name") for group in DESCRIPTIVE}
         rest = {
             "target_epsilon": self.config.get("epsilon"),
+            "target_noise_multiplier": self.config.get("noise_multiplier"),
             "seed": self.config["seed"],
             "run": self.config.get("run"),
             "repeat": self.config.get("repeat"),
@@ -108,6 +110,8 @@ def task_id(canonical: dict[str, Any]) -> str:
     parts = [canonical[group]["name"] for group in ("dataset", "model", "mechanism")]
     if budget is not None:
         parts.append(f"eps{budget:g}")
+    if canonical.get("noise_multiplier") is not None:
+        parts.append(f"sigma{canonical['noise_multiplier']:g}")
     parts.append(f"seed{canonical['seed']}")
     if canonical.get("run"):
         parts.append(canonical["run"])
@@ -118,7 +122,7 @@ def task_id(canonical: dict[str, Any]) -> str:
 
 def _canonical(values: dict[str, Any]) -> dict[str, Any]:
     canonical: dict[str, Any] = {"protocol": PROTOCOL}
-    private = values["epsilon"] is not None
+    private = is_private(values)
     for group, descriptive in DESCRIPTIVE.items():
         if values[group] is None or (group == "accountant" and not private):
             continue

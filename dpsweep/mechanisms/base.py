@@ -7,13 +7,14 @@ ledger charges every release and refuses what the plan doesn't allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dpsweep.privacy.accounting import Event, SampledGaussian, Unbounded, epsilon
-from dpsweep.privacy.calibration import calibrate
+from dpsweep.privacy.calibration import Scaled, calibrate
 from dpsweep.privacy.sampling import Everything, Poisson, Shuffle
 
 if TYPE_CHECKING:
@@ -44,6 +45,19 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Target:
+    """What a run is asked to meet: a budget, or a noise multiplier, whose epsilon is then an outcome.
+
+    Attributes:
+        epsilon: the budget of the whole run; None if the noise is given.
+        noise_multiplier: of each release, as the method's paper counts it; None if a budget is given.
+    """
+
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+
+
+@dataclass(frozen=True)
 class Account:
     """How privacy is counted: by which accountant, at which delta (0 for pure differential privacy)."""
 
@@ -54,9 +68,13 @@ class Account:
         """The epsilon that a composition of events satisfies at this delta."""
         return epsilon(events, self.delta, self.accountant).epsilon
 
-    def noise_multiplier(self, sample_rate: Fraction, steps: int, target: float) -> float:
-        """The least noise (to the search's tolerance) with which `steps` sampled Gaussians satisfy the target epsilon."""
-        return calibrate(sample_rate, steps, target, self.delta, self.accountant).noise_multiplier
+    def noise_multiplier(self, sample_rate: Fraction, steps: int, target: Target, others: Sequence[Scaled] = ()) -> float:
+        """The least noise (to the search's tolerance) with which `steps` sampled Gaussians satisfy the target's epsilon,
+        together with `others` at multipliers in a fixed proportion to it; or the noise multiplier that the target gives."""
+        if target.noise_multiplier is not None:
+            return target.noise_multiplier
+        assert target.epsilon is not None, "a target has an epsilon or a noise multiplier"
+        return calibrate(sample_rate, steps, target.epsilon, self.delta, self.accountant, others=others).noise_multiplier
 
 
 @dataclass(frozen=True)
@@ -65,7 +83,7 @@ class Plan:
 
     Attributes:
         sampler: how batches are drawn.
-        step_events: the most that one step may charge to the ledger.
+        step_events: the most that one step may charge to the ledger; by step (from 0) where steps differ.
         steps: how many steps are taken, neither more nor fewer.
         max_grad_norm: C, where the mechanism clips.
         noise_multiplier: of Gaussian noise, what the account used, where there is one.
@@ -73,15 +91,30 @@ class Plan:
     """
 
     sampler: Poisson | Shuffle | Everything
-    step_events: tuple[Event, ...]
+    step_events: tuple[Event, ...] | Callable[[int], tuple[Event, ...]]
     steps: int
     max_grad_norm: float | None = None
     noise_multiplier: float | None = None
     public: Mapping[str, float] = field(default_factory=dict)
 
-    def epsilon(self, account: Account) -> float:
-        """What the whole plan can cost at most."""
-        return account.epsilon([(event, self.steps) for event in self.step_events])
+    def allowed(self, step: int) -> tuple[Event, ...]:
+        """The most that a step, counted from 0, may charge."""
+        return self.step_events(step) if callable(self.step_events) else self.step_events
+
+    def unbounded(self) -> list[str]:
+        """Why the plan has no epsilon: the reasons of its reads without noise; empty where every event is bounded."""
+        return [event.reason for event, _ in self.events() if isinstance(event, Unbounded)]
+
+    def events(self, steps: int | None = None) -> list[tuple[Event, int]]:
+        """The most that the first `steps` steps charge, or all: distinct events with their counts."""
+        steps = self.steps if steps is None else steps
+        if not callable(self.step_events):
+            return [(event, steps * count) for event, count in Counter(self.step_events).items()]
+        return list(Counter(event for step in range(steps) for event in self.step_events(step)).items())
+
+    def epsilon(self, account: Account, steps: int | None = None) -> float:
+        """What the whole plan, or its first `steps` steps, can cost at most."""
+        return account.epsilon(self.events(steps))
 
 
 @dataclass(frozen=True)
@@ -143,6 +176,10 @@ class Sum:
 Statistic = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
+#: Weights of records from the norms of their gradients, float64 (n,), and a uniform number in [0, 1) for each, float64 (n,).
+Rule = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+
+
 class Data(Protocol):
     """The one door to the private records: handles go out, and only releases come back as numbers."""
 
@@ -153,6 +190,24 @@ class Data(Protocol):
 
     def clipped_sum(self, batch: Batch, max_grad_norm: float) -> Sum:
         """The sum over the batch of per-example gradients, each scaled to an l2 norm of at most `max_grad_norm`."""
+
+    def weighted_sum(self, batch: Batch, weigh: Rule, sensitivity: float) -> Sum:
+        """The sum over the batch of per-example gradients, each times a weight.
+
+        Args:
+            batch: the records.
+            weigh: from gradient norms (n,) and independent uniform numbers (n,), one a record, to weights (n,): of a record it
+                must look at that record's numbers alone. A weight is cut so that no record contributes more than
+                `sensitivity`; one that isn't finite is 0.
+            sensitivity: the most that one record contributes, in l2 norm.
+        """
+
+    def norm_sum(self, total: Sum, of: Callable[[torch.Tensor], torch.Tensor], bound: float) -> Sum:
+        """The sum, shape (1,), of a function of the norms (n,) of the gradients that `total` was formed of.
+
+        The function must look at each norm alone. Values are cut to [-bound, bound], and one that isn't finite is 0, so
+        that one record moves the sum by at most `bound`.
+        """
 
     def statistics(self, batch: Batch, record: Statistic, bound: float, sensitivity: float | None = None) -> Sum:
         """The sum over the batch of what `record` makes of each record, in float64.
@@ -213,8 +268,8 @@ class State:
 class Mechanism:
     """The face of a mechanism; a subclass gives `calibrate` and `step`, and `guarantee` where it isn't DP-SGD's."""
 
-    def calibrate(self, schedule: Schedule, target: float | None, account: Account) -> Plan:
-        """The plan that meets the target epsilon (None: training without privacy).
+    def calibrate(self, schedule: Schedule, target: Target | None, account: Account) -> Plan:
+        """The plan that meets the target (None: training without privacy).
 
         Raises:
             UsageError: no plan can meet it.
@@ -229,14 +284,14 @@ class Mechanism:
         """One step, in the order in which the paper tells it."""
         raise NotImplementedError
 
-    def guarantee(self, plan: Plan, ledger: Ledger, account: Account, target: float | None) -> Guarantee:
+    def guarantee(self, plan: Plan, ledger: Ledger, account: Account, target: Target | None) -> Guarantee:
         """What holds after the run: the plan's bound under add/remove adjacency, if every event has one."""
-        if any(isinstance(event, Unbounded) for event in plan.step_events):
-            reason = "; ".join(e.reason for e in plan.step_events if isinstance(e, Unbounded))
+        if unbounded := plan.unbounded():
+            reason = "; ".join(unbounded)
             return Guarantee(None, None, None, None, f"No privacy: {reason}.", reason=reason)
         bound = plan.epsilon(account)
         return Guarantee(
-            "add_remove", "record", target, bound,
+            "add_remove", "record", bound if target is None or target.epsilon is None else target.epsilon, bound,
             f"({bound:.6g}, {account.delta:g})-differential privacy of the released model for adding or removing any one "
             f"training record, by the {account.accountant.upper()} accountant over {plan.steps} steps; the record beside "
             "the model, other models of the same data and the test metrics are not covered.",

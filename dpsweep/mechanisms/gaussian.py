@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpsweep.mechanisms.base import Account, Data, Mechanism, Plan, Schedule, State, dp_sgd_events
+from dpsweep.mechanisms.base import Account, Data, Mechanism, Plan, Schedule, State, Target, dp_sgd_events
 from dpsweep.privacy.sampling import Poisson
 
 
@@ -19,7 +19,7 @@ class Gaussian(Mechanism):
     def __init__(self, max_grad_norm: float) -> None:
         self.max_grad_norm = max_grad_norm
 
-    def calibrate(self, schedule: Schedule, target: float | None, account: Account) -> Plan:
+    def calibrate(self, schedule: Schedule, target: Target | None, account: Account) -> Plan:
         """The least noise multiplier for the target at this schedule."""
         assert target is not None, "without a budget the configuration stands `none` in for this mechanism"
         sigma = account.noise_multiplier(schedule.sample_rate, schedule.steps, target)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from dpsweep.errors import UsageError
-from dpsweep.mechanisms.base import Account, Data, Guarantee, Mechanism, Plan, Schedule, State, Statistic
+from dpsweep.mechanisms.base import Account, Data, Guarantee, Mechanism, Plan, Schedule, State, Statistic, Target
 from dpsweep.privacy.accounting import PureDP, Unbounded
 from dpsweep.privacy.sampling import Everything
 
@@ -67,7 +67,7 @@ class LaplaceELM(Mechanism):
             raise ValueError(f"mechanism.release={release}: published or triangle is needed")
         self.release = release
 
-    def calibrate(self, schedule: Schedule, target: float | None, account: Account) -> Plan:
+    def calibrate(self, schedule: Schedule, target: Target | None, account: Account) -> Plan:
         """One step over all records. The epsilon of the plan is what the noise proves for both relations: the published
         scale is larger than needed, so that it is below the target there.
 
@@ -77,15 +77,15 @@ class LaplaceELM(Mechanism):
         hidden = schedule.model["hidden"]
         if hidden < 1:
             raise UsageError(f"model.hidden={hidden}: an integer of at least 1 is needed")
-        if target is None:
+        if target is None or target.epsilon is None:
             return Plan(Everything(), (Unbounded("solved without noise"),), steps=1)
         sensitivity = sensitivity_of(self.release, hidden)
-        scale = (hidden * (hidden + 2) if self.release == "published" else sensitivity.replace_one) / target
+        scale = (hidden * (hidden + 2) if self.release == "published" else sensitivity.replace_one) / target.epsilon
         if not scale < math.inf:
             raise UsageError(
-                f"epsilon={target:g}: the Laplace noise for this budget has no finite scale. Choose a larger epsilon"
+                f"epsilon={target.epsilon:g}: the Laplace noise for this budget has no finite scale. Choose a larger epsilon"
             )
-        while (epsilon := 1 / (scale / sensitivity.replace_one)) > target:  # by rounding
+        while (epsilon := 1 / (scale / sensitivity.replace_one)) > target.epsilon:  # by rounding
             scale = math.nextafter(scale, math.inf)
         public = {"laplace_scale": scale, **{f"sensitivity_{name}": value for name, value in asdict(sensitivity).items()}}
         return Plan(Everything(), (PureDP(epsilon, "laplace"),), steps=1, public=public)
@@ -107,20 +107,20 @@ class LaplaceELM(Mechanism):
         gram[rows, columns] = noisy[: len(rows)]
         state.theta.copy_(solve(gram, noisy[len(rows) :].view(hidden, classes)).t().reshape(-1))
 
-    def guarantee(self, plan: Plan, ledger: Ledger, account: Account, target: float | None) -> Guarantee:
+    def guarantee(self, plan: Plan, ledger: Ledger, account: Account, target: Target | None) -> Guarantee:
         """Pure epsilon under both relations; without noise nothing."""
-        if target is None:
+        if target is None or target.epsilon is None:
             return super().guarantee(plan, ledger, account, target)
         scale, bound = plan.public["laplace_scale"], plan.epsilon(account)
         added, replaced = (plan.public[f"sensitivity_{relation}"] / scale for relation in ("add_remove", "replace_one"))
         return Guarantee(
-            "add_remove and replace_one", "record", target, bound,
+            "add_remove and replace_one", "record", target.epsilon, bound,
             f"({bound:.6g}, 0)-differential privacy of the released model for adding or removing any one training record, and "
             f"for replacing any one, by Laplace noise of scale {scale:g} on sums over all records, of which the output weights "
-            f"are a function. At this scale adding or removing costs at most {added:.6g} and replacing at most {replaced:.6g}; "
-            f"the target was {target:g}. That is proved for noise in real numbers: it is computed in float64, and an attack on "
-            "its last digits (Mironov 2012) is not excluded. The record beside the model, other models of the same data and "
-            "the test metrics are not covered.",
+            f"are a function. At this scale adding or removing costs at most {added:.6g} and replacing at most "
+            f"{replaced:.6g}; the target was {target.epsilon:g}. That is proved for noise in real numbers: it is computed in "
+            "float64, and an attack on its last digits (Mironov 2012) is not excluded. The record beside the model, other "
+            "models of the same data and the test metrics are not covered.",
         )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 
 from dpsweep.privacy.accounting import Event, SampledGaussian, dominates, merged_noise_multiplier
@@ -13,7 +14,7 @@ class LedgerError(Exception):
 
 
 class Ledger:
-    """Holds a run to its plan: at most ``steps`` steps, each charging at most ``allowed_per_step``.
+    """Holds a run to its plan: at most ``steps`` steps, each charging at most ``allowed(step)``, counted from 0.
 
     Charge first, use the noisy value afterwards. Gaussian releases of one batch within a step are one event (see
     ``merged_noise_multiplier``); distinct batches must be independent Poisson samples, and so are distinct events.
@@ -24,10 +25,10 @@ class Ledger:
         steps_taken: closed steps.
     """
 
-    def __init__(self, allowed_per_step: tuple[Event, ...], steps: int) -> None:
+    def __init__(self, allowed: Callable[[int], tuple[Event, ...]], steps: int) -> None:
         if steps < 0:
             raise ValueError(f"steps is {steps}; it must not be negative")
-        self.allowed_per_step = tuple(allowed_per_step)
+        self._allowed = allowed
         self.steps = steps
         self.steps_taken = 0
         self._closed: Counter[Event] = Counter()
@@ -89,10 +90,11 @@ class Ledger:
     def _require(self, batches: dict[int, SampledGaussian], others: list[Event]) -> None:
         self._require_open()
         charged = (*batches.values(), *others)
-        if not dominates(self.allowed_per_step, charged):
+        allowed = self._allowed(self.steps_taken)
+        if not dominates(allowed, charged):
             raise LedgerError(
                 f"Step {self.steps_taken + 1} would release {_describe(charged)}, but its plan allows "
-                f"{_describe(self.allowed_per_step)}. Add more noise, or plan for what the step does."
+                f"{_describe(allowed)}. Add more noise, or plan for what the step does."
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpsweep.mechanisms.base import Batch, Mechanism, Optimizer, Plan, State, Statistic, Sum
+from dpsweep.mechanisms.base import Batch, Mechanism, Optimizer, Plan, Rule, State, Statistic, Sum
 from dpsweep.models.base import Model
 from dpsweep.privacy.accounting import PureDP, Unbounded
 from dpsweep.privacy.ledger import Ledger, LedgerError
@@ -35,18 +36,20 @@ class LoopData:
                  diagnostics: Diagnostics | None = None) -> None:  # fmt: skip
         self.normalizer = normalizer
         self._diagnostics = diagnostics
-        self.ledger = Ledger(plan.step_events, plan.steps)
+        self.ledger = Ledger(plan.allowed, plan.steps)
         self._inputs, self._y = prepared.inputs, y
         self._records = prepared.data
         self._model, self._engine, self._plan = model, prepared.engine, plan
         self._batches = plan.sampler.batches(len(y), randomness.stream("sampling"))
         self._noise = randomness.stream("noise")
         self._dropout = randomness.stream("dropout")
+        self._thinning = randomness.stream("thinning")
         self._hardening = hardening
         self._physical = physical_batch
         self._count = 0
         self._indices: dict[int, np.ndarray] = {}  # of this step's batches
         self._sums: dict[int, Tensor] = {}  # of this step's sums, not yet private
+        self._norms: dict[int, list[Tensor]] = {}  # of the gradients in this step's sums, by physical batch
 
     def draw(self) -> Batch:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
@@ -56,9 +59,38 @@ class LoopData:
 
     def clipped_sum(self, batch: Batch, max_grad_norm: float) -> Sum:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
+        return self._weighted(batch, lambda norms: clip_factors(norms, max_grad_norm), max_grad_norm)
+
+    def weighted_sum(self, batch: Batch, weigh: Rule, sensitivity: float) -> Sum:
+        """See :class:`~dpsweep.mechanisms.base.Data`."""
+        # Drawn for the logical batch; the engine asks in its order.
+        words = self._thinning.uint64(len(self._chosen(batch))) >> np.uint64(11)
+        uniform = torch.from_numpy(words * 2.0**-53).to(self._y.device)
+        done = 0
+
+        def bounded(norms: Tensor) -> Tensor:
+            nonlocal done
+            weights = weigh(norms, uniform[done : done + len(norms)])
+            done += len(norms)
+            largest = sensitivity / norms
+            return torch.minimum(weights, largest).clamp_min(0).nan_to_num_(nan=0.0, posinf=0.0)
+
+        return self._weighted(batch, bounded, sensitivity)
+
+    def _weighted(self, batch: Batch, weigh: Weigh, sensitivity: float) -> Sum:
         self._count += 1
-        self._sums[self._count] = self._engine.weighted_sum(*self._gather(batch), self._clipping(max_grad_norm))
-        return Sum(self._count, batch, max_grad_norm)
+        norms = self._norms[self._count] = []
+        self._sums[self._count] = self._engine.weighted_sum(*self._gather(batch), self._noted(weigh, norms, sensitivity))
+        return Sum(self._count, batch, sensitivity)
+
+    def norm_sum(self, total: Sum, of: Callable[[Tensor], Tensor], bound: float) -> Sum:
+        """See :class:`~dpsweep.mechanisms.base.Data`."""
+        if total.number not in self._norms:
+            raise LedgerError(f"Sum {total.number} belongs to an earlier step, or isn't one of gradients.")
+        self._count += 1
+        values = torch.cat([self._sums[total.number].new_empty(0, dtype=torch.float64), *self._norms[total.number]])
+        self._sums[self._count] = of(values).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-bound, bound).sum().reshape(1)
+        return Sum(self._count, total.batch, bound)
 
     def statistics(self, batch: Batch, record: Statistic, bound: float, sensitivity: float | None = None) -> Sum:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
@@ -76,7 +108,7 @@ class LoopData:
         self.ledger.charge_event(Unbounded("trained without privacy"))
         gathered = self._gather(batch)
         if self._diagnostics:
-            self._engine.weighted_sum(*gathered, self._clipping(math.inf))  # for its norms alone
+            self._engine.weighted_sum(*gathered, self._noted(torch.ones_like, [], math.inf))  # for its norms alone
         return self._engine.gradient_sum(*gathered).div_(max(1, len(self._indices[batch.number])))
 
     def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> Tensor:
@@ -106,16 +138,20 @@ class LoopData:
         self.ledger.close_step()
         self._indices.clear()
         self._sums.clear()
+        self._norms.clear()
         if self._diagnostics:
             self._diagnostics.close_step()
 
-    def _clipping(self, max_grad_norm: float) -> Weigh:
-        def weigh(norms: Tensor) -> Tensor:
+    def _noted(self, weigh: Weigh, seen: list[Tensor], max_grad_norm: float) -> Weigh:
+        """The same weights, with the norms put aside."""
+
+        def noted(norms: Tensor) -> Tensor:
+            seen.append(norms)
             if self._diagnostics:
                 self._diagnostics.note(norms, max_grad_norm)
-            return clip_factors(norms, max_grad_norm)
+            return weigh(norms)
 
-        return weigh
+        return noted
 
     def _gather(self, batch: Batch) -> tuple[Inputs, Tensor]:
         indices = self._chosen(batch)
@@ -147,12 +183,14 @@ class Trained:
     diverged: bool
 
 
-def train(mechanism: Mechanism, plan: Plan, model: Model, data: LoopData,
-          optimizer: Optimizer | None) -> Trained:  # fmt: skip
-    """Take exactly ``plan.steps`` steps; each is closed in the ledger, which refuses more than the plan allows."""
+def train(mechanism: Mechanism, plan: Plan, model: Model, data: LoopData, optimizer: Optimizer | None,
+          after: Callable[[int], None] = lambda step: None) -> Trained:  # fmt: skip
+    """Take exactly ``plan.steps`` steps; each is closed in the ledger, which refuses more than the plan allows. `after` is
+    told how many are taken, each time."""
     model.train()
     state = mechanism.start(plan, model, optimizer)
-    for _ in range(plan.steps):
+    for step in range(plan.steps):
         mechanism.step(state, data)
         data.close_step()
+        after(step + 1)
     return Trained(state, data.ledger, not bool(state.theta.isfinite().all()))

@@ -14,7 +14,7 @@ from scipy.special import expit
 from dpsweep.build import build
 from dpsweep.config import Composer, parse
 from dpsweep.errors import UsageError
-from dpsweep.mechanisms.base import Account, Schedule
+from dpsweep.mechanisms.base import Account, Schedule, Target
 from dpsweep.mechanisms.laplace_elm import LaplaceELM, sensitivity_of, solve
 from dpsweep.models.elm import ELM
 from dpsweep.privacy.accounting import PureDP, Unbounded
@@ -41,7 +41,7 @@ def schedule(hidden, n=50):
 def fit(x, y, release="published", hidden=4, epsilon=None, classes=CLASSES, randomness=None, physical=None):
     """Train through the loop: the model, its plan, what was trained, the door."""
     mechanism = LaplaceELM(release)
-    plan = mechanism.calibrate(schedule(hidden), epsilon, PURE)
+    plan = mechanism.calibrate(schedule(hidden), Target(epsilon) if epsilon else None, PURE)
     model = ELM((FEATURES,), classes, 5, hidden)
     x = torch.as_tensor(x)
     data = LoopData(prepare("default", model, x, "elm", physical), torch.as_tensor(y, dtype=torch.int64), model, plan, 50,
@@ -109,8 +109,8 @@ def test_the_sensitivities_at_the_papers_widths():
 @pytest.mark.parametrize("hidden", [1, 3, 5, 10])
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1, 2, 4, 8, 1.3])
 def test_scales_and_what_they_prove(hidden, epsilon):
-    published = LaplaceELM("published").calibrate(schedule(hidden), epsilon, PURE)
-    triangle = LaplaceELM("triangle").calibrate(schedule(hidden), epsilon, PURE)
+    published = LaplaceELM("published").calibrate(schedule(hidden), Target(epsilon) if epsilon else None, PURE)
+    triangle = LaplaceELM("triangle").calibrate(schedule(hidden), Target(epsilon) if epsilon else None, PURE)
     assert published.public["laplace_scale"] == pytest.approx(hidden * (hidden + 2) / epsilon, rel=1e-14)
     needed = hidden * (hidden + 3) / 2 + hidden / (2 * (hidden + 1))
     assert triangle.public["laplace_scale"] == pytest.approx(needed / epsilon, rel=1e-14)
@@ -229,7 +229,7 @@ def test_a_singular_system_takes_the_pseudo_inverse_and_no_other():
 
 def test_the_guarantee_names_both_relations_its_looseness_and_the_precision():
     _, plan, trained, _ = fit(*records(50), hidden=10, epsilon=2.0)
-    guarantee = LaplaceELM("published").guarantee(plan, trained.ledger, PURE, 2.0)
+    guarantee = LaplaceELM("published").guarantee(plan, trained.ledger, PURE, Target(2.0))
     assert (guarantee.adjacency, guarantee.protects, guarantee.epsilon_claimed) == ("add_remove and replace_one", "record", 2.0)
     assert guarantee.epsilon == pytest.approx(110.25 / 60)
     for part in ("(1.8375, 0)", "adding or removing", "replacing", "scale 60", "1.83333", "target was 2", "float64", "Mironov"):
@@ -244,9 +244,9 @@ def test_impossible_settings_are_refused_by_name():
         build("mechanism", {**Composer().node("mechanism", "laplace_elm"), "release": "square"})
     for target in (None, 1.0):
         with pytest.raises(UsageError, match=r"model.hidden=0"):
-            LaplaceELM("published").calibrate(schedule(0), target, PURE)
+            LaplaceELM("published").calibrate(schedule(0), Target(target) if target else None, PURE)
     with pytest.raises(UsageError, match=r"epsilon=1e-308"):
-        LaplaceELM("published").calibrate(schedule(10), 1e-308, PURE)
+        LaplaceELM("published").calibrate(schedule(10), Target(1e-308), PURE)
 
 
 def record_of(*overrides):

@@ -10,7 +10,7 @@ ONE = SampledGaussian(Q, 1.0)
 
 
 def test_equal_steps_become_one_event_with_a_count():
-    ledger = Ledger((ONE,), 3)
+    ledger = Ledger(lambda step: (ONE,), 3)
     for step in range(3):
         ledger.charge(step, Q, 1.0)
         ledger.close_step()
@@ -18,7 +18,7 @@ def test_equal_steps_become_one_event_with_a_count():
 
 
 def test_releases_of_one_batch_are_one_event():
-    ledger = Ledger((ONE,), 2)
+    ledger = Ledger(lambda step: (ONE,), 2)
     ledger.charge(0, Q, 2**0.5)
     ledger.charge(0, Q, 2**0.5)
     ledger.close_step()
@@ -27,7 +27,7 @@ def test_releases_of_one_batch_are_one_event():
 
 
 def test_independent_batches_stay_two_events():
-    ledger = Ledger((ONE, ONE), 1)
+    ledger = Ledger(lambda step: (ONE, ONE), 1)
     ledger.charge(0, Q, 1.0)
     ledger.charge(1, Q, 1.0)
     assert ledger.events() == [(ONE, 2)]  # the open step is spent too
@@ -47,7 +47,7 @@ def test_independent_batches_stay_two_events():
     ],
 )
 def test_an_overcharge_raises_and_leaves_the_ledger_as_it_was(overcharge):
-    ledger = Ledger((ONE,), 2)
+    ledger = Ledger(lambda step: (ONE,), 2)
     ledger.charge(0, Q, 1.0)
     ledger.close_step()
     with pytest.raises(LedgerError, match="plan"):
@@ -56,7 +56,7 @@ def test_an_overcharge_raises_and_leaves_the_ledger_as_it_was(overcharge):
 
 
 def test_a_batch_of_an_earlier_step_cannot_be_charged_again():
-    ledger = Ledger((ONE,), 2)
+    ledger = Ledger(lambda step: (ONE,), 2)
     ledger.charge(4, Q, 1.0)
     ledger.close_step()
     with pytest.raises(LedgerError, match="earlier step"):
@@ -65,14 +65,14 @@ def test_a_batch_of_an_earlier_step_cannot_be_charged_again():
 
 
 def test_a_batch_has_one_rate():
-    ledger = Ledger((ONE, SampledGaussian(Q / 2, 1.0)), 1)
+    ledger = Ledger(lambda step: (ONE, SampledGaussian(Q / 2, 1.0)), 1)
     ledger.charge(0, Q, 5.0)
     with pytest.raises(LedgerError, match="one rate"):
         ledger.charge(0, Q / 2, 5.0)
 
 
 def test_no_step_beyond_the_plan():
-    ledger = Ledger((ONE,), 1)
+    ledger = Ledger(lambda step: (ONE,), 1)
     ledger.charge(0, Q, 1.0)
     ledger.close_step()
     with pytest.raises(LedgerError, match="all are taken"):
@@ -84,7 +84,7 @@ def test_no_step_beyond_the_plan():
 
 
 def test_a_step_without_charge_is_refused():
-    ledger = Ledger((ONE,), 2)
+    ledger = Ledger(lambda step: (ONE,), 2)
     with pytest.raises(LedgerError, match="released nothing"):
         ledger.close_step()
     ledger.charge(0, Q, 1.0)
@@ -94,11 +94,11 @@ def test_a_step_without_charge_is_refused():
 
 def test_planned_unprotected_reads_show_in_the_events():
     read = Unbounded("plain gradient")
-    ledger = Ledger((read,), 1)
+    ledger = Ledger(lambda step: (read,), 1)
     ledger.charge_event(read)
     assert ledger.events() == [(read, 1)]
 
 
 def test_a_negative_number_of_steps_is_refused():
     with pytest.raises(ValueError, match="steps"):
-        Ledger((), -1)
+        Ledger(lambda step: (), -1)
