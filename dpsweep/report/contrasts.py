@@ -155,7 +155,7 @@ def table(contrasts: Contrasts, metrics: Mapping[str, Metric], results: Results)
             metric.name, item.dataset, item.budget.name + marks,
             results.row_name(item.row), results.row_name(item.reference),
             str(n) if n == expected else f"{n} of {expected}", metric.show(sum(item.differences) / n, "+"),
-            " to ".join(metric.show(bound, "+") for bound in bounds) if bounds else "n/a",
+            " to ".join(metric.show(bound, "+") for bound in metric.clip(bounds, differences=True)) if bounds else "n/a",
             f"{item.p:.4g}", f"{item.p_holm:.4g}",
         ])  # fmt: skip
     labels = ["Metric", "Dataset", "Budget", contrasts.by.capitalize(), "Against"]

@@ -16,24 +16,51 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of a record: its field, its name, its unit, the factor from the record to that unit, its decimals."""
+    """A number of a record.
+
+    Its field (two fields joined by + are summed, a dot leads into a field of a field), its name, its unit, the factor from
+    the record to that unit, its decimals, the range that it can have in the record's unit, and whether every seed must
+    give the same (`exact`).
+    """
 
     field: str
     name: str
     unit: str = "%"
     scale: float = 100.0
     decimals: int = 2
+    bounds: tuple[float, float] = (0.0, 1.0)
+    exact: bool = False
 
     def of(self, record: Mapping[str, Any]) -> float | None:
         """The value in the record's own unit; None where it is null or not finite."""
-        value = record[self.field]
-        return float(value) if value is not None and math.isfinite(value) else None
+        total = 0.0
+        for field in self.field.split("+"):
+            value: Any = record
+            for key in field.split("."):
+                value = None if value is None else value[key]
+            if value is None or not math.isfinite(value):
+                return None
+            total += value
+        return total
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is a time, which means something only for a run that had the machine to itself."""
+        return self.field.startswith("seconds")
+
+    def clip(self, interval: tuple[float, float], differences: bool = False) -> tuple[float, float]:
+        """The part of an interval (record's unit) that lies in the metric's range, or in that of its differences."""
+        low, high = self.bounds
+        if differences:
+            low, high = low - high, high - low
+        return max(interval[0], low), min(interval[1], high)
 
     def show(self, value: float, sign: str = "") -> str:
         """The value in the metric's unit, with a true minus; `sign="+"` shows both signs."""
         return f"{value * self.scale:{sign}.{self.decimals}f}".replace("-", "−")
 
 
+SECONDS = (0.0, math.inf)
 METRICS = {
     "accuracy": Metric("test_accuracy", "Accuracy"),
     "precision": Metric("test_precision", "Precision"),
@@ -41,7 +68,10 @@ METRICS = {
     "f1": Metric("test_f1", "F1"),
     "auroc": Metric("test_auroc", "AUROC"),
     "auprc": Metric("test_auprc", "AUPRC"),
-    "seconds_train": Metric("seconds_train", "Training time", unit="s", scale=1.0),
+    "seconds_train": Metric("seconds_train", "Training time", "s", 1.0, bounds=SECONDS),
+    "seconds_train_with_features": Metric(
+        "seconds_train_with_features", "Training time with features", "s", 1.0, bounds=SECONDS
+    ),
 }
 
 
