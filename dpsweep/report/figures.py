@@ -165,7 +165,9 @@ def _panel(
                 )  # fmt: skip
         told = [(positions[b] + shift, published[row, dataset, b]) for b in positions if (row, dataset, b) in published]
         if told:
-            axis.plot(*zip(*told, strict=True), linestyle="", marker="x", markersize=4.5, markeredgewidth=0.8, color="0.15", zorder=4)
+            axis.plot(
+                *zip(*told, strict=True), linestyle="", marker="x", markersize=4.5, markeredgewidth=0.8, color="0.15", zorder=4
+            )
     names = [f"{budget.target:g}" if budget.target is not None else budget.name for budget in positions]
     axis.set_xticks(list(positions.values()), names)
     axis.set_xlim(-0.45, max(positions.values()) + 0.45)

@@ -4,12 +4,12 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpsweep.errors import UsageError
 
-LABELS = ("model", "mechanism", "optimizer", "accountant", "run")
+LABELS = ("model", "mechanism", "optimizer", "accountant", "run", "repeat")
 OWN_BASELINE = ("mechanism", "optimizer", "accountant")  # what non-private training may lack
 Row = tuple[str, ...]
 
@@ -69,9 +69,7 @@ METRICS = {
     "auroc": Metric("test_auroc", "AUROC"),
     "auprc": Metric("test_auprc", "AUPRC"),
     "seconds_train": Metric("seconds_train", "Training time", "s", 1.0, bounds=SECONDS),
-    "seconds_train_with_features": Metric(
-        "seconds_train_with_features", "Training time with features", "s", 1.0, bounds=SECONDS
-    ),
+    "seconds_train_with_features": Metric("seconds_train_with_features", "Training time with features", "s", 1.0, bounds=SECONDS),
 }
 
 
@@ -180,6 +178,12 @@ def join(tasks: Sequence[Mapping[str, Any]], records: Sequence[dict[str, Any]]) 
     return Results(runs, columns, len(set(by_id) - {run.id for run in runs}))
 
 
+def regroup(runs: Iterable[Run]) -> Results:
+    """Results of some runs alone, whose rows are told apart by what varies between these."""
+    copies = [replace(run, labels={name: run.labels[name] for name in LABELS}, row=()) for run in runs]
+    return Results(copies, _set_rows(copies), 0)
+
+
 def _refuse_repeated(items: Sequence[Mapping[str, Any]], what: str, remedy: str) -> None:
     repeated = [name for name, count in Counter(item["id"] for item in items).items() if count > 1]
     if repeated:
@@ -207,7 +211,7 @@ def _run(task: Mapping[str, Any], record: dict[str, Any] | None) -> Run:
 
 def _set_rows(runs: list[Run]) -> tuple[str, ...]:
     for label in OWN_BASELINE:
-        _fill(runs, label, LABELS[:1] + LABELS[-1:])
+        _fill(runs, label, ("model", "run", "repeat"))
     variants = _variants(runs)
     for key in variants:
         used = {run.labels["model"] for run in runs if key in flatten(run.config)}

@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpsweep.errors import UsageError
 from dpsweep.report import papers
-from dpsweep.report.figures import Picture
 from dpsweep.report.load import Metric, Run
 from dpsweep.report.markup import Table
 from dpsweep.report.tables import Sample, sample
 
+if TYPE_CHECKING:
+    from dpsweep.report.figures import Picture  # at run time only what draws imports the drawing library
+
 NOT_ALONE = (
     "~",
-    "a time that shared the machine with other runs compares with nothing and is left out; run the suite with workers=1. Left out:",
+    "times of runs that shared the machine compare with nothing and are left out (run the suite with workers=1); left out:",
 )
 
 

@@ -69,7 +69,9 @@ def bars(
 _DIAMOND: dict[str, Any] = {"marker": "D", "markersize": 4, "color": "0.1", "markerfacecolor": "white", "markeredgewidth": 0.9}
 
 
-def _bar_panel(axis: Axes, metric: Metric, models: Sequence[str], cells: Sequence[Sample], theirs: Sequence[float | None]) -> None:
+def _bar_panel(
+    axis: Axes, metric: Metric, models: Sequence[str], cells: Sequence[Sample], theirs: Sequence[float | None]
+) -> None:
     rows = range(len(models))
     tops = [0.0]
     for row, cell, published in zip(rows, cells, theirs, strict=True):

@@ -6,14 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpsweep.report import beside, paper_figures, paper_tables
+from dpsweep.report import beside, paper_tables
 from dpsweep.report.beside import Line
-from dpsweep.report.figures import Picture
 from dpsweep.report.load import METRICS, SECONDS, Metric
 from dpsweep.report.markup import Table
 from dpsweep.report.paper import Evidence, Item, Needs, Paper, Place, Published, published_rows
+
+if TYPE_CHECKING:
+    from dpsweep.report.figures import Picture
 
 PRIMARY, DIAGNOSTICS, IMAGES = "dp_rvfl_primary", "dp_rvfl_diagnostics", "dp_rvfl_images"
 SPLITS, ATTENTION = "dp_rvfl_heart_splits", "dp_rvfl_attention"
@@ -48,7 +50,11 @@ def locate(config: Mapping[str, Any]) -> Place | None:
     """Where a task stands in the paper, by its canonical configuration; None where it is no part of it."""
     stage, dataset, model = config.get("run"), config["dataset"], config["model"]
     mechanism = config["mechanism"]["name"]
-    if model["name"] == "dp_elm" and mechanism == "laplace_elm" and config["mechanism"].get("release", "published") == "published":
+    if (
+        model["name"] == "dp_elm"
+        and mechanism == "laplace_elm"
+        and config["mechanism"].get("release", "published") == "published"
+    ):
         name = f"DPELM-L{model.get('hidden', 10)}"
     elif mechanism in ("gaussian", "none") and model["name"] in MODELS:
         name = MODELS[model["name"]]
@@ -264,10 +270,10 @@ def statements(evidence: Evidence) -> list[Table]:
     for (place, metric), number in evidence.published.items():
         if number.where in ("text", "T7-text", "F4", "S-diag", "S10") and place.dataset in evidence.datasets(place.stage):
             what = NAMES[metric]
-            labels = (
-                evidence.title(place.dataset), place.variant or "—", "train majority" if metric == "majority_pct" else place.model,
-                "none" if place.epsilon is None else f"{place.epsilon:g}", str(place.execution), f"{what.name} ({what.unit})",
-            )  # fmt: skip
+            model = "train majority" if metric == "majority_pct" else place.model
+            budget = "none" if place.epsilon is None else f"{place.epsilon:g}"
+            where = (evidence.title(place.dataset), place.variant or "—", model, budget, str(place.execution))
+            labels = (*where, f"{what.name} ({what.unit})")
             lines.append(Line(labels, ((place, metric),)))
     caption = "Numbers that the paper states outside its tables, by execution (suite)."
     stubs = ["Dataset", "Variant", "Model", "ε", "Suite", "Metric"]
@@ -275,6 +281,8 @@ def statements(evidence: Evidence) -> list[Table]:
 
 
 def _bars(evidence: Evidence, folder: Path, stem: str, metric: str, epsilon: float | None, caption: str) -> list[Picture]:
+    from dpsweep.report import paper_figures
+
     return paper_figures.bars(evidence, folder, stem, PRIMARY, GRADIENT, epsilon, metric, caption)
 
 
@@ -284,6 +292,8 @@ def draw2(evidence: Evidence, folder: Path) -> list[Picture]:
 
 
 def draw3(evidence: Evidence, folder: Path) -> list[Picture]:
+    from dpsweep.report import paper_figures
+
     caption = (
         "Figure 3. Test accuracy against the target ε of one run (equally spaced, not a scale): mean and sample SD over seeds. "
         "Crosses: published. Vertical ranges differ."
