@@ -111,7 +111,7 @@ def test_a_forged_record_with_a_right_checksum_is_set_aside(records, forgery):
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("test_accuracy", "x", "not a number from 0 to 1"), ("test_accuracy", 1.5, "not a number"), ("seed", True, "whole number"),
+        ("test_accuracy", "x", "not a number from 0 to 1"), ("test_accuracy", 1.5, "a number"), ("seed", True, "whole number"),
         ("seconds_train", -1, "0 or more"), ("seconds_train", 10**400, "0 or more"), ("epsilon", [1], "a number"),
         ("events", [["x", 1]], "pairs"), ("events", [[{}, "1"]], "pairs"), ("versions", "2.6", "mapping"), ("alone", 1, "true"),
         ("diagnostics", {"epochs": 3}, "diagnostics"), ("diagnostics", {"epochs": [{"loss": "x"}]}, "diagnostics"),
