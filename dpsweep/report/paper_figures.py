@@ -56,9 +56,9 @@ def bars(
                     axis.set_yticklabels([])
                 published |= any(p and cell.n for p, cell in zip(theirs, cells, strict=True))
                 hatched |= any(cell.n and cell.unproved for cell in cells)
-            handles: list[Artist] = [Patch(facecolor="0.6", label="measured: mean, SD")]
+            handles: list[Artist] = [Patch(facecolor="0.6", label="measured: mean (at the right), SD")]
             if published:
-                handles.append(Line2D([], [], linestyle="", **_DIAMOND, label="published"))
+                handles.append(Line2D([], [], linestyle="", **_DIAMOND, label="published (in brackets)"))
             if hatched:
                 handles.append(Patch(facecolor="white", edgecolor="0.4", hatch="////", label="hatched: ε is not proved"))
             figures.legend_below(figure, handles)
@@ -74,6 +74,7 @@ def _bar_panel(
 ) -> None:
     rows = range(len(models))
     tops = [0.0]
+    column: dict[str, Any] = {"transform": axis.get_yaxis_transform(), "ha": "right", "va": "center", "fontsize": 7}
     for row, cell, published in zip(rows, cells, theirs, strict=True):
         colour = figures.look(row)["color"]
         if not cell.n:
@@ -84,12 +85,14 @@ def _bar_panel(
         axis.barh(row, mean, height=0.68, alpha=0.85, linewidth=0.6, **open_bar)
         if cell.sd is not None:
             axis.errorbar(mean, row, xerr=sd, fmt="none", ecolor="0.15", elinewidth=0.8, capsize=2, capthick=0.8)
-        ends = [mean + sd, *([published] if published is not None else [])]
+        axis.text(0.87, row, _short(mean, metric), **column)
+        tops.append(mean + sd)
         if published is not None:
             axis.plot(published, row, linestyle="", **_DIAMOND, zorder=4)
-        axis.annotate(_short(mean, metric), (max(ends), row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=7)
-        tops += ends
-    axis.set_xlim(0, max(tops) * 1.18 or 1)  # room for the values at the bars' ends
+            axis.text(1.0, row, f"({_short(published, metric)})", color="0.45", **column)
+            tops.append(published)
+    axis.set_xlim(0, max(tops) / 0.72 or 1)  # room for the columns of values, which touch no bar
+    axis.set_xticks([tick for tick in axis.get_xticks() if tick <= max(tops)])
     axis.set_yticks(list(rows), models)
     axis.invert_yaxis()
     axis.set_xlabel(f"{metric.name} ({metric.unit})")
@@ -99,7 +102,7 @@ def _bar_panel(
 
 
 def _short(value: float, metric: Metric) -> str:
-    return f"{value:.1f}" if not metric.timed or value >= 100 else f"{value:.3g}"
+    return f"{value:.3g}" if metric.timed and value < 100 else f"{value:.{0 if metric.timed else 1}f}"
 
 
 def curves(
