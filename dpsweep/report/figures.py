@@ -113,7 +113,7 @@ def panel_grid(count: int) -> tuple[Figure, list[Axes]]:
 def save(figure: Figure, folder: Path, stem: str, alt: str, caption: str) -> Picture:
     """Write STEM.png (300 dpi) and STEM.svg."""
     png, svg = (folder / f"{stem}.{suffix}" for suffix in ("png", "svg"))
-    figure.savefig(png, dpi=300)
+    figure.savefig(png, dpi=300, pil_kwargs={"compress_level": 3})  # some 20% larger, and written several times faster
     figure.set_layout_engine("none")  # laid out once
     figure.savefig(svg, metadata={"Date": None})
     return Picture(png, svg, alt, caption)

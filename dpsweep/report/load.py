@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpsweep.errors import UsageError
@@ -103,6 +103,7 @@ class Run:
     config: Mapping[str, Any] | None
     record: dict[str, Any] | None
     row: Row = ()
+    keys: Mapping[str, Any] = field(default_factory=dict)  # the configuration, flattened once
 
     @property
     def status(self) -> str:
@@ -206,7 +207,8 @@ def _run(task: Mapping[str, Any], record: dict[str, Any] | None) -> Run:
     noisy = record is not None and (record["noise_multiplier"] is not None or record["epsilon"] is not None)
     target = source["target_epsilon"]
     budget = Budget(None if target is None else float(target), target is not None or noisy)
-    return Run(task["id"], source["dataset"], budget, source["seed"], labels, source.get("config"), record)
+    config = source.get("config")
+    return Run(task["id"], source["dataset"], budget, source["seed"], labels, config, record, keys=flatten(config))
 
 
 def _set_rows(runs: list[Run]) -> tuple[str, ...]:
@@ -214,12 +216,11 @@ def _set_rows(runs: list[Run]) -> tuple[str, ...]:
         _fill(runs, label, ("model", "run", "repeat"))
     variants = _variants(runs)
     for key in variants:
-        used = {run.labels["model"] for run in runs if key in flatten(run.config)}
+        used = {run.labels["model"] for run in runs if key in run.keys}
         for run in runs:
-            values = flatten(run.config)
             # The canonical configuration leaves out keys at their default.
             default = "default" if run.config is not None and run.labels["model"] in used else None
-            value = values.get(key, default)
+            value = run.keys.get(key, default)
             run.labels[key] = value if value is None or isinstance(value, str) else json.dumps(value)
         _fill(runs, key, LABELS)
     shown = ["model"]
@@ -250,11 +251,11 @@ def _fill(runs: list[Run], label: str, within: Sequence[str]) -> None:
 
 def _variants(runs: list[Run]) -> list[str]:
     """Configuration keys, other than the seed, that differ inside a cell: as few as tell the runs apart."""
-    cells: dict[tuple, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+    cells: dict[tuple, list[tuple[int, Mapping[str, Any]]]] = defaultdict(list)
     for run in runs:
         if run.config is not None:
             place = (run.dataset, run.budget, *(run.labels[name] for name in LABELS))
-            cells[place].append((run.seed, flatten(run.config)))
+            cells[place].append((run.seed, run.keys))
     keys: Counter[str] = Counter()
     seeds: set[str] = {key for cell in cells.values() for _, values in cell for key in values}
     for cell in cells.values():
@@ -271,12 +272,12 @@ def _variants(runs: list[Run]) -> list[str]:
     return chosen
 
 
-def _classes(cell: list[tuple[int, dict[str, Any]]], keys: list[str]) -> int:
+def _classes(cell: list[tuple[int, Mapping[str, Any]]], keys: list[str]) -> int:
     return len({tuple(_canonical(values.get(key)) for key in keys) for _, values in cell})
 
 
 def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+    return json.dumps(value, sort_keys=True) if isinstance(value, list) else repr(value)
 
 
 def flatten(config: Mapping[str, Any] | None, prefix: str = "") -> dict[str, Any]:

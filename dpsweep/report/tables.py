@@ -1,10 +1,13 @@
 """The tables of a report: metrics, protocol, times, environment, and what failed or is missing."""
 
+import functools
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from dpsweep.report import stats
 from dpsweep.report.guarantees import shortfall
@@ -33,14 +36,14 @@ class Sample:
     def n(self) -> int:
         return len(self.values)
 
-    @property
+    @functools.cached_property
     def mean(self) -> float:
         return statistics.fmean(self.values.values())
 
-    @property
+    @functools.cached_property
     def sd(self) -> float | None:
         """The sample standard deviation (n-1); None for one value."""
-        return statistics.stdev(self.values.values()) if self.n > 1 else None
+        return float(np.std(list(self.values.values()), ddof=1)) if self.n > 1 else None
 
 
 def sample(runs: Sequence[Run], metric: Metric) -> Sample:
