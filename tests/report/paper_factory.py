@@ -28,7 +28,8 @@ def paper_task(stage, dataset, model, epsilon, seed, repeat=None, profile=None, 
     mechanism = "laplace_elm" if elm else "none" if epsilon is None else "gaussian"
     config = {
         "protocol": 1, "dataset": {"name": dataset}, "model": {"name": model}, "mechanism": {"name": mechanism},
-        "optimizer": None if elm else {"name": "adam", "lr": 0.001}, "accountant": None if elm or epsilon is None else {"name": "rdp"},
+        "optimizer": None if elm else {"name": "adam", "lr": 0.001},
+        "accountant": None if elm or epsilon is None else {"name": "rdp"},
         "epsilon": epsilon, "seed": seed, "run": stage, "repeat": repeat, "split_seed": split, "split": "dp_rvfl",
         "diagnostics": True if stage == DIAGNOSTICS else None,
     }  # fmt: skip
@@ -51,8 +52,7 @@ def paper_tasks(repeats=(None,), seeds=SEEDS) -> list[dict[str, Any]]:
         product = itertools.product
         made += [paper_task(PRIMARY, d, m, e, s, r) for d, m, e, s in product(DATASETS, GRADIENT, BUDGETS, seeds)]
         made += [
-            paper_task(PRIMARY, d, "dp_elm", e, s, r, hidden=h)
-            for d, h, e, s in product(DATASETS, (1, 3, 5, 10), BUDGETS, seeds)
+            paper_task(PRIMARY, d, "dp_elm", e, s, r, hidden=h) for d, h, e, s in product(DATASETS, (1, 3, 5, 10), BUDGETS, seeds)
         ]
         made += [paper_task(DIAGNOSTICS, d, m, e, s, r) for d, m, e, s in product(DATASETS, SIX, (None, 0.1, 2.0), seeds)]
         made += [
@@ -99,6 +99,5 @@ def paper_record(made: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "diagnostics": diagnostics if place.stage == DIAGNOSTICS else None,
     }  # fmt: skip
     if place.epsilon is not None:
-        values["events"] = [[{"event": "pure", "epsilon": place.epsilon}, 1] if made["model"] == "dp_elm" else [event, steps]]
         values["events"] = [[event, steps]]
     return record(made, accuracy, **values | changes)
