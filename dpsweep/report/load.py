@@ -37,7 +37,7 @@ class Metric:
         for field in self.field.split("+"):
             value: Any = record
             for key in field.split("."):
-                value = None if value is None else value[key]
+                value = None if value is None else value.get(key)
             if value is None or not math.isfinite(value):
                 return None
             total += value

@@ -92,7 +92,7 @@ def clipping(evidence: Evidence, name: str, stage: str, models: Sequence[str]) -
     for place, runs in sorted(evidence.cells.items(), key=lambda item: (item[0].epsilon or 0.0, item[0].execution)):
         if place.stage != stage or place.model not in models:
             continue
-        found: list[Mapping[str, Any]] = [run.done["diagnostics"] for run in runs if run.done and run.done["diagnostics"]]
+        found: list[Mapping[str, Any]] = [run.done["diagnostics"] for run in runs if run.done and run.done.get("diagnostics")]
         ends = [[record["epochs"][index] for record in found if record["epochs"]] for index in (0, -1)]
         median = [[epoch["norm_quantiles"]["0.5"] for epoch in end] for end in ends]
         numbers = [
@@ -131,9 +131,9 @@ def resources(evidence: Evidence, name: str, stage: str, models: Sequence[str], 
                 timed = evidence.sample(place, time)
                 rows.append([
                     evidence.title(dataset), model, *_repeat(evidence, place),
-                    *(_distinct([record[key] for record in done])
+                    *(_distinct([record.get(key) for record in done])
                       for key in ("trainable_parameters", "stored_parameters", "stored_bytes", "macs")),
-                    _mean([record["peak_memory_growth"] for record in done], 2**-20, 1),
+                    _mean([record.get("peak_memory_growth") for record in done], 2**-20, 1),
                     (time.show(timed.mean) if timed.n else "—") + cell_marks(timed, notes),
                 ])  # fmt: skip
     stubs = ["Dataset", "Model", *(["Repeat"] if len(evidence.executions) > 1 else [])]

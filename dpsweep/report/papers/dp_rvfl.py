@@ -38,7 +38,7 @@ NAMES = {
     "majority_pct": Metric("majority_accuracy", "Accuracy", exact=True),
     **{name: Metric(f"test_{name}", name.upper(), "0-1", 1.0, 3) for name in ("accuracy", "f1", "auroc", "auprc")},
     "trainable": Metric("trainable_parameters", "Trained parameters", "", 1.0, 0, SECONDS, exact=True),
-    "train_seconds_8_threads": METRICS["seconds_train_with_features"],
+    "train_seconds_8_threads": Metric("seconds_train_with_features", "Training time", "s", 1.0, bounds=SECONDS),
     "setup_plus_train_seconds": Metric("seconds_setup+seconds_train_with_features", "Setup and training", "s", 1.0, 2, SECONDS),
     "macs_millions": Metric("macs", "MACs", "M", 1e-6, 3, SECONDS, exact=True),
     "mib": Metric("stored_bytes", "Stored", "MiB", 2**-20, 3, SECONDS, exact=True),
@@ -272,11 +272,11 @@ def statements(evidence: Evidence) -> list[Table]:
             what = NAMES[metric]
             model = "train majority" if metric == "majority_pct" else place.model
             budget = "none" if place.epsilon is None else f"{place.epsilon:g}"
-            where = (evidence.title(place.dataset), place.variant or "—", model, budget, str(place.execution))
-            labels = (*where, f"{what.name} ({what.unit})")
+            where = f"{evidence.title(place.dataset)} {place.variant.removeprefix('fixed_').removesuffix('_resolution')}".strip()
+            labels = (where, model, budget, str(place.execution), f"{what.name.split()[0]} {what.unit}")
             lines.append(Line(labels, ((place, metric),)))
-    caption = "Numbers that the paper states outside its tables, by execution (suite)."
-    stubs = ["Dataset", "Variant", "Model", "ε", "Suite", "Metric"]
+    caption = "Numbers that the paper states outside its tables, by execution (run) of its suite."
+    stubs = ["Dataset", "Model", "ε", "Run", "Metric"]
     return [beside.table(evidence, "statements", caption, stubs, [""], lines, each_execution=False)]
 
 
