@@ -34,9 +34,9 @@ class Metric:
     def of(self, record: Mapping[str, Any]) -> float | None:
         """The value in the record's own unit; None where it is null or not finite."""
         total = 0.0
-        for field in self.field.split("+"):
+        for name in self.field.split("+"):
             value: Any = record
-            for key in field.split("."):
+            for key in name.split("."):
                 value = None if value is None else value.get(key)
             if value is None or not math.isfinite(value):
                 return None
