@@ -189,7 +189,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from dpsweep.records import Records
-    from dpsweep.report.render import build
+    from dpsweep.report.render import build, build_parts
 
     plan, _ = _tasks(options)
     records = Records(plan.settings.output_dir)
@@ -220,7 +220,10 @@ def _report(options: argparse.Namespace) -> int:
             f"{records.folder} holds no record of {title}: run it first ({run}), or name its folder: output_dir=PATH"
         )
     out_dir = plan.settings.output_dir / "reports" / title
-    report = build(title, about, tasks, scan.records, scan.damaged, spec, out_dir)
+    if plan.table is not None:
+        report = build_parts(plan.table, tasks, scan.records, spec, out_dir)
+    else:
+        report = build(title, about, tasks, scan.records, scan.damaged, spec, out_dir)
     print(report.text)
     return 0 if report.complete else 1
 

@@ -12,6 +12,14 @@ METRICS = ("accuracy", "precision", "recall", "f1", "auroc", "auprc")
 _SLACK = 1e-4  # how far rounding may carry a probability out of [0, 1]
 
 
+def majority_accuracy(y_train: np.ndarray, y_test: np.ndarray) -> float:
+    """The test accuracy, in [0, 1], of always predicting the most frequent training class (the first of equals).
+
+    Labels are whole numbers of 0 or more, of shape (n,). It reads the training labels without noise.
+    """
+    return float(np.mean(y_test == np.bincount(y_train).argmax()))
+
+
 def evaluate(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
     """Accuracy, precision, recall, F1, AUROC and AUPRC, each in [0, 1].
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep.errors import UsageError
+from dpsweep.record_types import mistyped
 from dpsweep.tasks import task_id
 
 SCHEMA = 1
@@ -26,11 +27,11 @@ FIELDS = (
     "reference_size", "sample_rate", "steps", "normalizer", "batch_size", "epochs", "delta", "max_grad_norm",
     "noise_multiplier", "adjacency", "protects", "epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised",
     "guarantee_reason", "guarantee_text", "events", "noise_source", "diverged", "test_accuracy", "test_precision",
-    "test_recall", "test_f1", "test_auroc", "test_auprc", "seconds_train", "seconds_features",
+    "test_recall", "test_f1", "test_auroc", "test_auprc", "majority_accuracy", "seconds_train", "seconds_features",
     "seconds_train_with_features", "features_cached", "seconds_setup", "seconds_total", "alone", "diagnostics", "curves",
     "trainable_parameters", "stored_parameters", "stored_bytes", "macs", "peak_memory_growth", "data_fingerprint",
-    "data_official", "train_size", "test_size", "public", "unprotected", "versions", "threads", "device", "engine",
-    "started", "finished", "host", "error",
+    "data_official", "train_size", "test_size", "input_shape", "public", "unprotected", "versions", "threads", "device",
+    "engine", "started", "finished", "host", "error",
 )  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def problem(record: Any, name: str) -> str | None:
         return "it neither finished nor tells why it failed"
     if not record["id"] == configured == name:
         return f"it belongs to the task {configured}"
-    return None
+    return mistyped(record)
 
 
 class Records:

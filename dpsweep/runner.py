@@ -22,13 +22,14 @@ from typing import Any
 from dpsweep.build import build, plan_of, target_class, target_of
 from dpsweep.errors import UsageError
 from dpsweep.mechanisms.base import Guarantee
+from dpsweep.metrics import majority_accuracy
 from dpsweep.records import FIELDS, Records
 from dpsweep.tasks import Settings, Task
 
 # Fields that are read from the training records without noise: withheld where the records aren't public.
 UNPROTECTED = (
     "data_fingerprint", "train_size", "seconds_train", "seconds_features", "seconds_train_with_features", "seconds_setup",
-    "seconds_total", "finished", "peak_memory_growth", "diagnostics",
+    "seconds_total", "finished", "peak_memory_growth", "diagnostics", "majority_accuracy",
 )  # fmt: skip
 
 
@@ -148,7 +149,8 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
         **model_resources(model, dataset.x_train.shape[1:]), "peak_memory_growth": growth,
         "diagnostics": diagnostics.result() if diagnostics else None, "curves": curves.result() if curves else None,
         "data_fingerprint": dataset.fingerprint, "data_official": dataset.official, "data_source": dataset.source,
-        "train_size": len(y), "test_size": len(dataset.y_test),
+        "train_size": len(y), "test_size": len(dataset.y_test), "input_shape": list(dataset.x_train.shape[1:]),
+        "majority_accuracy": majority_accuracy(dataset.y_train, dataset.y_test),
     }  # fmt: skip
 
 

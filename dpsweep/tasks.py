@@ -164,8 +164,11 @@ def enumerate_tasks(overrides: list[str], composer: Composer, multirun: bool = F
     if not suites.named(overrides):
         points = parse(overrides, multirun)
         return _plan(points, composer, strict=len(points) == 1)
+    from dpsweep.report.spec import check_compare
+
     request = suites.request(parse(overrides, multirun=True), composer)
     plan = _plan(request.points, composer, strict=False)
+    check_compare(request.suite.get("report") or {}, [task.labels for task in plan.tasks])
     return replace(plan, tasks=request.keep(plan.tasks), suite=request.suite, table=request.table)
 
 

@@ -1,13 +1,15 @@
 """The metrics against scikit-learn, against cases done by hand, and where they are undefined."""
 
+import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpsweep.metrics import METRICS, evaluate
+from dpsweep.metrics import METRICS, evaluate, majority_accuracy
 
 
 def by_sklearn(p, y):
@@ -128,3 +130,23 @@ def test_ten_thousand_records_of_ten_classes_are_quick():
         evaluate(p, y)
         times.append(time.perf_counter() - start)
     assert min(times) < 0.1
+
+
+def test_the_majority_of_the_training_part_is_held_against_the_test_part():
+    # Class 2 leads the training labels; of the test labels one in four is 2. A tie goes to the first class.
+    assert majority_accuracy(np.array([0, 2, 2, 1]), np.array([2, 0, 0, 1])) == 0.25
+    assert majority_accuracy(np.array([1, 0]), np.array([0, 0, 1])) == 2 / 3
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not os.environ.get("DPSWEEP_DATA"), reason="DPSWEEP_DATA names no folder with real data")
+@pytest.mark.parametrize(
+    ("dataset", "percent"), [("mnist", "11.35"), ("cifar10", "10.00"), ("cardio", "50.30"), ("heart", "41.30")]
+)
+def test_the_published_majority_baselines(dataset, percent):
+    from dpsweep.build import build
+    from dpsweep.config import Composer
+
+    values = Composer().compose([("dataset", dataset)]).values
+    loaded = build("dataset", values["dataset"]).load(Path(os.environ["DPSWEEP_DATA"]), values["split"], values["split_seed"])
+    assert f"{100 * majority_accuracy(loaded.y_train, loaded.y_test):.2f}" == percent

@@ -12,6 +12,7 @@ import pytest
 
 from dpsweep.config import Composer
 from dpsweep.errors import UsageError
+from dpsweep.record_types import KINDS
 from dpsweep.records import FIELDS, Records, checksum, problem
 from dpsweep.tasks import enumerate_tasks
 
@@ -21,7 +22,7 @@ OTHER = enumerate_tasks(["seed=7"], Composer()).tasks[0]
 
 def record(task=TASK, status="done", **values):
     error = {"type": "ValueError", "message": "no"} if status == "failed" else None
-    return {"id": task.id, "config": task.config, "status": status, "test_accuracy": 0.5, "error": error, **values}
+    return task.labels | {"id": task.id, "status": status, "test_accuracy": 0.5, "error": error, **values}
 
 
 @pytest.fixture
@@ -105,6 +106,28 @@ def test_a_forged_record_with_a_right_checksum_is_set_aside(records, forgery):
     records.path(TASK.id).write_text(json.dumps(forged))
     assert records.load(TASK.id) is None and len(records.scan().damaged) == 1
     assert "set-aside" in records.set_aside_damaged(TASK.id)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("test_accuracy", "x", "not a number from 0 to 1"), ("test_accuracy", 1.5, "a number"), ("seed", True, "whole number"),
+        ("seconds_train", -1, "0 or more"), ("seconds_train", 10**400, "0 or more"), ("epsilon", [1], "a number"),
+        ("events", [["x", 1]], "pairs"), ("events", [[{}, "1"]], "pairs"), ("versions", "2.6", "mapping"), ("alone", 1, "true"),
+        ("diagnostics", {"epochs": 3}, "diagnostics"), ("diagnostics", {"epochs": [{"loss": "x"}]}, "diagnostics"),
+        ("dataset", None, "lacks its dataset"), ("guarantee_text", 7, "not a text"), ("unprotected", ["a", 1], "list of texts"),
+    ],
+)  # fmt: skip
+def test_a_field_of_a_wrong_type_is_set_aside_by_name(records, field, value, said):
+    forged = record() | {"schema": 1, field: value}
+    forged["checksum"] = checksum(forged)
+    records.path(TASK.id).write_text(json.dumps(forged))
+    ((_, reason),) = records.scan().damaged
+    assert field in reason and said in reason and records.load(TASK.id) is None
+
+
+def test_every_field_has_a_kind():
+    assert set(FIELDS) <= set(KINDS)
 
 
 def test_a_link_to_nothing_is_set_aside(records):

@@ -67,9 +67,10 @@ def compute(results: Results, metrics: Mapping[str, Metric], by: str, reference:
     """Test every row whose label `by` differs from the reference, within dataset, budget and the other labels.
 
     The reference row is the one with the same other labels; where a row's labels come with its value of `by` (a model
-    with a mechanism of its own), it is the only reference row of that dataset and budget with its run label.
+    with a mechanism of its own), it is the only reference row of that dataset and budget with its run label and repeat.
     """
-    index, run_index = results.columns.index(by), results.columns.index("run") if "run" in results.columns else None
+    index = results.columns.index(by)
+    apart = [place for place, name in enumerate(results.columns) if name in ("run", "repeat")]
     found: list[tuple[str, str, Budget, Row, Row, tuple[Sample, Sample], tuple[float, ...]]] = []
     unpaired = too_many = 0
     for name, metric in metrics.items():
@@ -83,7 +84,7 @@ def compute(results: Results, metrics: Mapping[str, Metric], by: str, reference:
                 for other in results.rows
                 if other[index] == reference
                 and (other, dataset, budget) in cells
-                and (run_index is None or other[run_index] == row[run_index])
+                and all(other[place] == row[place] for place in apart)
             ]
             if same not in candidates and len(candidates) != 1:
                 unpaired += bool(candidates)
@@ -143,7 +144,7 @@ def sentences(contrasts: Contrasts) -> list[str]:
     return text
 
 
-def table(contrasts: Contrasts, metrics: Mapping[str, Metric], results: Results) -> Table:
+def table(contrasts: Contrasts, metrics: Mapping[str, Metric], results: Results, name: str = "contrasts") -> Table:
     """Mean paired difference (percentage points, or the metric's unit), its 95% t-interval, exact p, and Holm's."""
     rows, notes = [], Footnotes()
     for item in contrasts.tested:
@@ -155,7 +156,7 @@ def table(contrasts: Contrasts, metrics: Mapping[str, Metric], results: Results)
             metric.name, item.dataset, item.budget.name + marks,
             results.row_name(item.row), results.row_name(item.reference),
             str(n) if n == expected else f"{n} of {expected}", metric.show(sum(item.differences) / n, "+"),
-            " to ".join(metric.show(bound, "+") for bound in bounds) if bounds else "n/a",
+            " to ".join(metric.show(bound, "+") for bound in metric.clip(bounds, differences=True)) if bounds else "n/a",
             f"{item.p:.4g}", f"{item.p_holm:.4g}",
         ])  # fmt: skip
     labels = ["Metric", "Dataset", "Budget", contrasts.by.capitalize(), "Against"]
@@ -164,4 +165,4 @@ def table(contrasts: Contrasts, metrics: Mapping[str, Metric], results: Results)
         "Mean paired difference, in percentage points (times in seconds), with its Student-t interval (not adjusted), "
         "exact two-sided sign-flip p, and p after Holm over all contrasts of this report."
     )
-    return Table("contrasts", caption, header, rows, stubs=5, notes=notes.listed())
+    return Table(name, caption, header, rows, stubs=5, notes=notes.listed())

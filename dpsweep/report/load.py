@@ -4,36 +4,63 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpsweep.errors import UsageError
 
-LABELS = ("model", "mechanism", "optimizer", "accountant", "run")
+LABELS = ("model", "mechanism", "optimizer", "accountant", "run", "repeat")
 OWN_BASELINE = ("mechanism", "optimizer", "accountant")  # what non-private training may lack
 Row = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of a record: its field, its name, its unit, the factor from the record to that unit, its decimals."""
+    """A number of a record.
+
+    Its field (two fields joined by + are summed, a dot leads into a field of a field), its name, its unit, the factor from
+    the record to that unit, its decimals, the range that it can have in the record's unit, and whether every seed must
+    give the same (`exact`).
+    """
 
     field: str
     name: str
     unit: str = "%"
     scale: float = 100.0
     decimals: int = 2
+    bounds: tuple[float, float] = (0.0, 1.0)
+    exact: bool = False
 
     def of(self, record: Mapping[str, Any]) -> float | None:
         """The value in the record's own unit; None where it is null or not finite."""
-        value = record[self.field]
-        return float(value) if value is not None and math.isfinite(value) else None
+        total = 0.0
+        for name in self.field.split("+"):
+            value: Any = record
+            for key in name.split("."):
+                value = None if value is None else value.get(key)
+            if value is None or not math.isfinite(value):
+                return None
+            total += value
+        return total
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is a time, which means something only for a run that had the machine to itself."""
+        return self.field.startswith("seconds")
+
+    def clip(self, interval: tuple[float, float], differences: bool = False) -> tuple[float, float]:
+        """The part of an interval (record's unit) that lies in the metric's range, or in that of its differences."""
+        low, high = self.bounds
+        if differences:
+            low, high = low - high, high - low
+        return max(interval[0], low), min(interval[1], high)
 
     def show(self, value: float, sign: str = "") -> str:
         """The value in the metric's unit, with a true minus; `sign="+"` shows both signs."""
         return f"{value * self.scale:{sign}.{self.decimals}f}".replace("-", "−")
 
 
+SECONDS = (0.0, math.inf)
 METRICS = {
     "accuracy": Metric("test_accuracy", "Accuracy"),
     "precision": Metric("test_precision", "Precision"),
@@ -41,7 +68,8 @@ METRICS = {
     "f1": Metric("test_f1", "F1"),
     "auroc": Metric("test_auroc", "AUROC"),
     "auprc": Metric("test_auprc", "AUPRC"),
-    "seconds_train": Metric("seconds_train", "Training time", unit="s", scale=1.0),
+    "seconds_train": Metric("seconds_train", "Training time", "s", 1.0, bounds=SECONDS),
+    "seconds_train_with_features": Metric("seconds_train_with_features", "Training time with features", "s", 1.0, bounds=SECONDS),
 }
 
 
@@ -75,6 +103,7 @@ class Run:
     config: Mapping[str, Any] | None
     record: dict[str, Any] | None
     row: Row = ()
+    keys: Mapping[str, Any] = field(default_factory=dict)  # the configuration, flattened once
 
     @property
     def status(self) -> str:
@@ -150,6 +179,12 @@ def join(tasks: Sequence[Mapping[str, Any]], records: Sequence[dict[str, Any]]) 
     return Results(runs, columns, len(set(by_id) - {run.id for run in runs}))
 
 
+def regroup(runs: Iterable[Run]) -> Results:
+    """Results of some runs alone, whose rows are told apart by what varies between these."""
+    copies = [replace(run, labels={name: run.labels[name] for name in LABELS}, row=()) for run in runs]
+    return Results(copies, _set_rows(copies), 0)
+
+
 def _refuse_repeated(items: Sequence[Mapping[str, Any]], what: str, remedy: str) -> None:
     repeated = [name for name, count in Counter(item["id"] for item in items).items() if count > 1]
     if repeated:
@@ -172,20 +207,20 @@ def _run(task: Mapping[str, Any], record: dict[str, Any] | None) -> Run:
     noisy = record is not None and (record["noise_multiplier"] is not None or record["epsilon"] is not None)
     target = source["target_epsilon"]
     budget = Budget(None if target is None else float(target), target is not None or noisy)
-    return Run(task["id"], source["dataset"], budget, source["seed"], labels, source.get("config"), record)
+    config = source.get("config")
+    return Run(task["id"], source["dataset"], budget, source["seed"], labels, config, record, keys=flatten(config))
 
 
 def _set_rows(runs: list[Run]) -> tuple[str, ...]:
     for label in OWN_BASELINE:
-        _fill(runs, label, LABELS[:1] + LABELS[-1:])
+        _fill(runs, label, ("model", "run", "repeat"))
     variants = _variants(runs)
     for key in variants:
-        used = {run.labels["model"] for run in runs if key in flatten(run.config)}
+        used = {run.labels["model"] for run in runs if key in run.keys}
         for run in runs:
-            values = flatten(run.config)
             # The canonical configuration leaves out keys at their default.
             default = "default" if run.config is not None and run.labels["model"] in used else None
-            value = values.get(key, default)
+            value = run.keys.get(key, default)
             run.labels[key] = value if value is None or isinstance(value, str) else json.dumps(value)
         _fill(runs, key, LABELS)
     shown = ["model"]
@@ -216,11 +251,11 @@ def _fill(runs: list[Run], label: str, within: Sequence[str]) -> None:
 
 def _variants(runs: list[Run]) -> list[str]:
     """Configuration keys, other than the seed, that differ inside a cell: as few as tell the runs apart."""
-    cells: dict[tuple, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+    cells: dict[tuple, list[tuple[int, Mapping[str, Any]]]] = defaultdict(list)
     for run in runs:
         if run.config is not None:
             place = (run.dataset, run.budget, *(run.labels[name] for name in LABELS))
-            cells[place].append((run.seed, flatten(run.config)))
+            cells[place].append((run.seed, run.keys))
     keys: Counter[str] = Counter()
     seeds: set[str] = {key for cell in cells.values() for _, values in cell for key in values}
     for cell in cells.values():
@@ -237,12 +272,12 @@ def _variants(runs: list[Run]) -> list[str]:
     return chosen
 
 
-def _classes(cell: list[tuple[int, dict[str, Any]]], keys: list[str]) -> int:
+def _classes(cell: list[tuple[int, Mapping[str, Any]]], keys: list[str]) -> int:
     return len({tuple(_canonical(values.get(key)) for key in keys) for _, values in cell})
 
 
 def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+    return json.dumps(value, sort_keys=True) if isinstance(value, list) else repr(value)
 
 
 def flatten(config: Mapping[str, Any] | None, prefix: str = "") -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """One table, written as CSV, Markdown, LaTeX and plain text. HTML is the template's."""
 
 import csv
+import functools
 import io
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -107,6 +109,49 @@ def to_latex(table: Table) -> str:
         notes = " ".join(escape_latex(f"{mark} {text}") + "." for mark, text in table.notes)
         lines.append(rf"\par\smallskip{{\footnotesize {notes}\par}}")
     return "\n".join(lines) + "\n"
+
+
+def to_plain(table: Table, width: int = 100) -> str:
+    """Caption, rows and notes as plain text; a table that is too wide breaks between its groups of columns."""
+    wrap = functools.partial(textwrap.fill, width=width, break_long_words=False)
+    parts = [wrap(table.caption)]
+    rows = [["" if table.blocks and not index and not table.starts_block(number) else cell for index, cell in enumerate(row)]
+            for number, row in enumerate(table.rows)]  # fmt: skip
+    if table.groups:
+        parts += _grouped(table, rows, width)
+    else:
+        parts.append(to_text(table.header, rows, table.stubs, width))
+    parts += [wrap(f"{mark} {text}") for mark, text in table.notes]
+    return "\n".join(parts) + "\n"
+
+
+def _grouped(table: Table, rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    lines = [list(line) for line in (table.short, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    left = sum(widths[: table.stubs]) + 2 * (table.stubs - 1)
+    parts: list[list[tuple[str, range]]] = []
+    used, column = width, table.stubs
+    for label, span in table.groups:
+        columns = range(column, column + span)
+        column += span
+        needed = sum(widths[index] + 2 for index in columns)
+        widths[columns[-1]] += max(0, len(label) + 2 - needed)
+        needed = max(needed, len(label) + 2)
+        if used + needed > width:
+            parts.append([])
+            used = left
+        parts[-1].append((label, columns))
+        used += needed
+    texts = []
+    for part in parts:
+        spans = [sum(widths[index] + 2 for index in columns) for _, columns in part]
+        texts.append((" " * left + "".join(label.rjust(span) for (label, _), span in zip(part, spans, strict=True))).rstrip())
+        for line in lines:
+            stub = "  ".join(line[index].ljust(widths[index]) for index in range(table.stubs))
+            body = "".join("  " + line[index].rjust(widths[index]) for _, columns in part for index in columns)
+            texts.append((stub + body).rstrip())
+        texts.append("")
+    return texts[:-1]
 
 
 def to_text(header: Sequence[str], rows: Sequence[Sequence[str]], stubs: int = 1, width: int = 100) -> str:

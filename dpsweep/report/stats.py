@@ -26,6 +26,25 @@ def t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float
     return mean - half, mean + half
 
 
+def welch_interval(
+    first: tuple[float, float, int], second: tuple[float, float, int], confidence: float = 0.95
+) -> tuple[float, float] | None:
+    """Welch's t interval of first mean - second mean, each given as (mean, sample SD, number of values), in their unit.
+
+    The variances need not be equal; the degrees of freedom are Welch and Satterthwaite's. None where a sample has fewer
+    than two values; the difference itself where neither has any spread.
+    """
+    (mean_a, sd_a, n_a), (mean_b, sd_b, n_b) = first, second
+    if min(n_a, n_b) < 2:
+        return None
+    a, b = sd_a**2 / n_a, sd_b**2 / n_b
+    if a + b == 0:
+        return mean_a - mean_b, mean_a - mean_b
+    freedom = (a + b) ** 2 / (a**2 / (n_a - 1) + b**2 / (n_b - 1))
+    half = float(stdtrit(freedom, 0.5 + confidence / 2)) * math.sqrt(a + b)
+    return mean_a - mean_b - half, mean_a - mean_b + half
+
+
 def sign_flip_p(differences: Sequence[float]) -> float:
     """Exact two-sided sign-flip (paired randomisation) p-value of the mean difference.
 

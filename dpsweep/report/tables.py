@@ -1,10 +1,13 @@
 """The tables of a report: metrics, protocol, times, environment, and what failed or is missing."""
 
+import functools
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from dpsweep.report import stats
 from dpsweep.report.guarantees import shortfall
@@ -33,14 +36,14 @@ class Sample:
     def n(self) -> int:
         return len(self.values)
 
-    @property
+    @functools.cached_property
     def mean(self) -> float:
         return statistics.fmean(self.values.values())
 
-    @property
+    @functools.cached_property
     def sd(self) -> float | None:
         """The sample standard deviation (n-1); None for one value."""
-        return statistics.stdev(self.values.values()) if self.n > 1 else None
+        return float(np.std(list(self.values.values()), ddof=1)) if self.n > 1 else None
 
 
 def sample(runs: Sequence[Run], metric: Metric) -> Sample:
@@ -60,7 +63,7 @@ def sample(runs: Sequence[Run], metric: Metric) -> Sample:
         elif value is None:
             gaps.append(f"undefined: {run.id}")
     marks = dict.fromkeys(found for run in runs if (found := shortfall(run)) is not None)
-    if metric.field.startswith("seconds") and any(run.done is not None and not run.done["alone"] for run in runs):
+    if metric.timed and any(run.done is not None and not run.done["alone"] for run in runs):
         marks[*SHARED, ""] = None
     return Sample(values, len(runs), tuple(gaps), tuple(marks))
 
@@ -84,7 +87,9 @@ def cell_text(cell: Sample, metric: Metric, usual: int, interval: bool = False) 
         return "—"
     if interval:
         bounds = stats.t_interval(list(cell.values.values()))
-        text = f"{metric.show(bounds[0])} to {metric.show(bounds[1])}" if bounds else "n/a"
+        text = " to ".join(map(metric.show, metric.clip(bounds))) if bounds else "n/a"
+    elif metric.exact and len(set(cell.values.values())) == 1:
+        text = metric.show(cell.mean)
     else:
         text = f"{metric.show(cell.mean)} ± {metric.show(cell.sd) if cell.sd is not None else 'n/a'}"
     if cell.n != cell.expected:
@@ -136,7 +141,8 @@ def cells_table(results: Results, metrics: dict[str, Metric]) -> Table:
     for name, metric in metrics.items():
         for (row, dataset, budget), runs in results.cells.items():
             cell = sample(runs, metric)
-            low, high = stats.t_interval(list(cell.values.values())) or (None, None)
+            bounds = stats.t_interval(list(cell.values.values()))
+            low, high = metric.clip(bounds) if bounds else (None, None)
             numbers = (cell.mean if cell.n else None, cell.sd, low, high)
             rows.append([name, dataset, *row, budget.name, str(cell.n), str(cell.expected),
                          *("" if number is None else repr(number) for number in numbers),
@@ -210,7 +216,7 @@ def environment_table(results: Results) -> Table:
             if record[key] is not None:
                 values[key.replace("_", " ")][str(record[key])] += 1
         official = {True: "official", False: "NOT the official files", None: "no official files exist to compare with"}
-        fingerprint = str(record["data_fingerprint"] or "no fingerprint")[:12]
+        fingerprint = (record["data_fingerprint"] or "")[:12] or "no fingerprint (the data is not public)"
         values[f"data of {record['dataset']}"][f"{fingerprint}, {official[record['data_official']]}"] += 1
     rows = [
         [what, "; ".join(f"{value} ({count})" if len(counts) > 1 else value for value, count in counts.most_common()),

@@ -15,14 +15,27 @@ _LISTED = 8  # lines of footnotes, failed or missing tasks; the page lists all
 def show(
     title: str,
     results: Results,
-    metric: Metric,
+    blocks: Sequence[str],
     sentences: Sequence[str],
     set_aside: Sequence[tuple[str, str]],
     index: Path,
 ) -> str:
-    """Plain text: an aligned block a dataset, footnotes, `sentences`, failed and missing tasks, the page's path."""
+    """Plain text: the `blocks` (tables), `sentences`, failed and missing tasks, the page's path."""
+    parts = [f"{title}: {counts(results, set_aside)}", *blocks]
+    parts.append(_wrapped([guarantees.scope(results), *warnings(results), *sentences]))
+    for status in ("failed", "missing"):
+        if runs := results.with_status(status):
+            parts.append(f"{len(runs)} {status}:\n" + _cut([f"  {run.id}{_error(run)}" for run in runs]))
+    if set_aside:
+        parts.append(f"{len(set_aside)} set aside:\n" + _cut([f"  {file}: {reason}" for file, reason in set_aside]))
+    parts.append(f"Report: {index}")
+    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+
+
+def metric_blocks(results: Results, metric: Metric) -> list[str]:
+    """A metric as an aligned block a dataset, between its caption and its footnotes."""
     usual, notes = tables.usual_seeds(results), Footnotes()
-    parts = [f"{title}: {counts(results, set_aside)}\n{_wrapped([tables.metric_caption(results, metric)])}"]
+    parts = [_wrapped([tables.metric_caption(results, metric)])]
     for dataset in results.datasets:
         budgets = [b for b in results.budgets if any((row, dataset, b) in results.cells for row in results.rows)]
         rows = []
@@ -33,15 +46,7 @@ def show(
                 rows.append([*row, *texts])
         header = [dataset, *results.columns[1:], *(budget.name for budget in budgets)]
         parts.append(to_text(header, rows, stubs=len(results.columns), width=WIDTH))
-    parts.append(_cut([f"{mark} {text}" for mark, text in notes.listed()]))
-    parts.append(_wrapped([guarantees.scope(results), *warnings(results), *sentences]))
-    for status in ("failed", "missing"):
-        if runs := results.with_status(status):
-            parts.append(f"{len(runs)} {status}:\n" + _cut([f"  {run.id}{_error(run)}" for run in runs]))
-    if set_aside:
-        parts.append(f"{len(set_aside)} set aside:\n" + _cut([f"  {file}: {reason}" for file, reason in set_aside]))
-    parts.append(f"Report: {index}")
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return [*parts, _cut([f"{mark} {text}" for mark, text in notes.listed()])]
 
 
 def counts(results: Results, set_aside: Sequence[tuple[str, str]]) -> str:

@@ -65,7 +65,7 @@ def test_the_legend_fits_the_figure(drawn):
 
 
 def test_models_keep_apart_beyond_the_palette():
-    looks = [figures._look(index) for index in range(11)]
+    looks = [figures.look(index) for index in range(11)]
     assert len({(look["color"], str(look["linestyle"])) for look in looks}) == 11
     assert len({look["marker"] for look in looks}) == 11
 

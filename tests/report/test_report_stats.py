@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import permutation_test
+from scipy.stats import permutation_test, ttest_ind
 from statsmodels.stats.multitest import multipletests
 
 from dpsweep.report import stats
@@ -85,3 +85,40 @@ def test_seeds_needed_is_the_least_that_reaches_alpha(k, needed):
 
 def test_least_p():
     assert [stats.least_p(n) for n in (1, 2, 5)] == [1.0, 0.5, 0.0625]
+
+
+samples = st.lists(st.integers(-50, 50).map(lambda k: k / 7), min_size=2, max_size=9)
+
+
+@settings(deadline=None, max_examples=60)
+@given(samples, samples)
+def test_welch_interval_agrees_with_scipy(first, second):
+    told = [(float(np.mean(values)), float(np.std(values, ddof=1)), len(values)) for values in (first, second)]
+    found = stats.welch_interval(*told)
+    if told[0][1] == told[1][1] == 0:
+        assert found == (told[0][0] - told[1][0],) * 2
+        return
+    expected = ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    assert found == pytest.approx((expected.low, expected.high), rel=1e-9, abs=1e-9)
+
+
+def test_welch_interval_needs_two_values_on_either_side():
+    assert stats.welch_interval((1.0, 0.0, 1), (2.0, 1.0, 5)) is None
+
+
+def test_welch_marks_about_five_percent_of_equal_cells():
+    dice = np.random.default_rng(1)
+    draws = dice.normal(0, [[1.0], [2.5]], (4000, 2, 5))
+    outside = 0
+    for first, second in draws:
+        low, high = stats.welch_interval(*((values.mean(), values.std(ddof=1), 5) for values in (first, second)))
+        outside += not low <= 0 <= high
+    assert 0.035 < outside / len(draws) < 0.06  # 4.7% (SE 0.3%)
+
+
+@pytest.mark.parametrize("n", [5, 12])
+def test_sign_flip_agrees_with_scipy_on_ties(n):
+    values = np.random.default_rng(n).integers(-4, 5, n) / 46
+    result = permutation_test((values,), lambda x: abs(np.round(x.mean(), 12)), permutation_type="samples", n_resamples=np.inf,
+                              alternative="greater")  # fmt: skip
+    assert stats.sign_flip_p(values) == pytest.approx(result.pvalue, abs=1e-12)

@@ -1,0 +1,103 @@
+"""What each field of a record may hold, so that whatever reads records can rely on it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Kind(NamedTuple):
+    """A kind of value in words, and the test for it."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and isinstance(value, int) and value >= 0
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
+def _is_events(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(item, list) and len(item) == 2 and isinstance(item[0], dict) and _is_count(item[1]) for item in value
+    )
+
+
+def _is_diagnostics(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("epochs"), list):
+        return False
+    return _is_number_or_null(value.get("clipped_fraction")) and all(
+        isinstance(epoch, dict)
+        and isinstance(quantiles := epoch.get("norm_quantiles"), dict)
+        and all(map(_is_number_or_null, (epoch.get("loss"), epoch.get("clipped_fraction"), *quantiles.values())))
+        for epoch in value["epochs"]
+    )
+
+
+def _is_number_or_null(value: Any) -> bool:
+    return value is None or _is_number(value)
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+TEXT, FLAG = Kind("a text", _is_text), Kind("true or false", lambda value: isinstance(value, bool))
+NUMBER, COUNT = Kind("a number", _is_number), Kind("a whole number of 0 or more", _is_count)
+NOT_NEGATIVE = Kind("a number of 0 or more", lambda value: _is_number(value) and value >= 0)
+SHARE = Kind("a number from 0 to 1", _is_share)
+
+REQUIRED = ("id", "status", "dataset", "model", "mechanism", "seed", "config")
+KINDS: dict[str, Kind] = {
+    **dict.fromkeys(
+        ("id", "status", "dataset", "model", "mechanism", "optimizer", "accountant", "run", "sample_rate", "adjacency",
+         "protects", "guarantee_reason", "guarantee_text", "noise_source", "data_fingerprint", "device", "engine", "started",
+         "finished", "host"),
+        TEXT,
+    ),
+    **dict.fromkeys(
+        ("seed", "repeat", "reference_size", "steps", "normalizer", "batch_size", "epochs", "trainable_parameters",
+         "stored_parameters", "stored_bytes", "macs", "train_size", "test_size", "threads"),
+        COUNT,
+    ),
+    **dict.fromkeys(("target_epsilon", "max_grad_norm", "peak_memory_growth"), NUMBER),
+    **dict.fromkeys(
+        ("delta", "noise_multiplier", "epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised", "seconds_train",
+         "seconds_features", "seconds_train_with_features", "seconds_setup", "seconds_total"),
+        NOT_NEGATIVE,
+    ),
+    **dict.fromkeys(
+        ("test_accuracy", "test_precision", "test_recall", "test_f1", "test_auroc", "test_auprc", "majority_accuracy"), SHARE
+    ),
+    **dict.fromkeys(("diverged", "features_cached", "alone", "data_official", "public"), FLAG),
+    **dict.fromkeys(("config", "versions", "error"), Kind("a mapping", lambda value: isinstance(value, dict))),
+    "input_shape": Kind("a list of whole numbers", _list_of(_is_count)),
+    "unprotected": Kind("a list of texts", _list_of(_is_text)),
+    "events": Kind("a list of pairs of an event and its count", _is_events),
+    "diagnostics": Kind("diagnostics by epoch", _is_diagnostics),
+}  # fmt: skip
+
+
+def mistyped(record: dict[str, Any]) -> str | None:
+    """The first field of a record that holds what it can't, in words; None if there is none. Null stands for unknown."""
+    for field, (words, fits) in KINDS.items():
+        value = record.get(field)
+        if value is None:
+            if field in REQUIRED:
+                return f"it lacks its {field}"
+        elif not fits(value):
+            return f"its {field} is not {words}"
+    return None
