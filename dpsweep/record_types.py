@@ -43,6 +43,13 @@ def _is_diagnostics(value: Any) -> bool:
     )
 
 
+def _is_curves(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _list_of(_is_number_or_null)(points) if name in ("epoch", "accuracy", "loss", "epsilon") else _is_number_or_null(points)
+        for name, points in value.items()
+    )
+
+
 def _is_number_or_null(value: Any) -> bool:
     return value is None or _is_number(value)
 
@@ -73,7 +80,7 @@ KINDS: dict[str, Kind] = {
          "stored_parameters", "stored_bytes", "macs", "train_size", "test_size", "threads"),
         COUNT,
     ),
-    **dict.fromkeys(("target_epsilon", "max_grad_norm", "peak_memory_growth"), NUMBER),
+    **dict.fromkeys(("target_epsilon", "target_noise_multiplier", "max_grad_norm", "peak_memory_growth"), NUMBER),
     **dict.fromkeys(
         ("delta", "noise_multiplier", "epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised", "seconds_train",
          "seconds_features", "seconds_train_with_features", "seconds_setup", "seconds_total"),
@@ -88,6 +95,7 @@ KINDS: dict[str, Kind] = {
     "unprotected": Kind("a list of texts", _list_of(_is_text)),
     "events": Kind("a list of pairs of an event and its count", _is_events),
     "diagnostics": Kind("diagnostics by epoch", _is_diagnostics),
+    "curves": Kind("curves by epoch", _is_curves),
 }  # fmt: skip
 
 
