@@ -30,8 +30,8 @@ FIELDS = (
     "test_recall", "test_f1", "test_auroc", "test_auprc", "majority_accuracy", "seconds_train", "seconds_features",
     "seconds_train_with_features", "features_cached", "seconds_setup", "seconds_total", "alone", "diagnostics", "curves",
     "trainable_parameters", "stored_parameters", "stored_bytes", "macs", "peak_memory_growth", "data_fingerprint",
-    "data_official", "train_size", "test_size", "input_shape", "public", "unprotected", "versions", "threads", "device",
-    "engine", "started", "finished", "host", "error",
+    "data_official", "train_size", "unused_size", "test_size", "input_shape", "public", "unprotected", "versions",
+    "threads", "device", "engine", "started", "finished", "host", "error",
 )  # fmt: skip
 
 

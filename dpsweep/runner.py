@@ -28,8 +28,8 @@ from dpsweep.tasks import Settings, Task
 
 # Fields that are read from the training records without noise: withheld where the records aren't public.
 UNPROTECTED = (
-    "data_fingerprint", "train_size", "seconds_train", "seconds_features", "seconds_train_with_features", "seconds_setup",
-    "seconds_total", "finished", "peak_memory_growth", "diagnostics", "majority_accuracy",
+    "data_fingerprint", "train_size", "unused_size", "seconds_train", "seconds_features", "seconds_train_with_features",
+    "seconds_setup", "seconds_total", "finished", "peak_memory_growth", "diagnostics", "majority_accuracy",
 )  # fmt: skip
 
 
@@ -149,7 +149,8 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
         **model_resources(model, dataset.x_train.shape[1:]), "peak_memory_growth": growth,
         "diagnostics": diagnostics.result() if diagnostics else None, "curves": curves.result() if curves else None,
         "data_fingerprint": dataset.fingerprint, "data_official": dataset.official, "data_source": dataset.source,
-        "train_size": len(y), "test_size": len(dataset.y_test), "input_shape": list(dataset.x_train.shape[1:]),
+        "train_size": len(y), "unused_size": dataset.unused,
+        "test_size": len(dataset.y_test), "input_shape": list(dataset.x_train.shape[1:]),
         "majority_accuracy": majority_accuracy(dataset.y_train, dataset.y_test),
     }  # fmt: skip
 

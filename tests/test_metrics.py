@@ -141,12 +141,14 @@ def test_the_majority_of_the_training_part_is_held_against_the_test_part():
 @pytest.mark.data
 @pytest.mark.skipif(not os.environ.get("DPSWEEP_DATA"), reason="DPSWEEP_DATA names no folder with real data")
 @pytest.mark.parametrize(
-    ("dataset", "percent"), [("mnist", "11.35"), ("cifar10", "10.00"), ("cardio", "50.30"), ("heart", "41.30")]
+    ("dataset", "percent", "unused"),
+    [("mnist", "11.35", 9000), ("cifar10", "10.00", 7500), ("cardio", "50.30", 10291), ("heart", "41.30", 45)],
 )
-def test_the_published_majority_baselines(dataset, percent):
+def test_the_published_majority_baselines_and_unused_parts(dataset, percent, unused):
     from dpsweep.build import build
     from dpsweep.config import Composer
 
     values = Composer().compose([("dataset", dataset)]).values
     loaded = build("dataset", values["dataset"]).load(Path(os.environ["DPSWEEP_DATA"]), values["split"], values["split_seed"])
     assert f"{100 * majority_accuracy(loaded.y_train, loaded.y_test):.2f}" == percent
+    assert loaded.unused == unused

@@ -38,6 +38,7 @@ class Dataset:
     fingerprint: str  # see `fingerprint()`; read from private data without noise
     official: bool | None  # are the files the official ones, by known checksum; None where no such checksum exists
     source: str  # the file(s) read, in words, without the folder
+    unused: int = 0  # records that were there and are in neither part
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Hold the arrays against what the YAML says, before anything is trained on them.
@@ -101,12 +102,13 @@ def assemble(
     classes: int,
     official: bool | None,
     source: str,
+    unused: int = 0,
 ) -> Dataset:
-    """Make a `Dataset` of (x, y) pairs and fingerprint it."""
+    """Make a `Dataset` of (x, y) pairs and fingerprint it; `unused` records were left out of both."""
     x_train, x_test = (np.ascontiguousarray(x, dtype=np.float32) for x, _ in (train, test))
     y_train, y_test = (np.ascontiguousarray(y, dtype=np.int64) for _, y in (train, test))
     mark = fingerprint(x_train, y_train, x_test, y_test)
-    return Dataset(name, kind, x_train, y_train, x_test, y_test, classes, mark, official, source)
+    return Dataset(name, kind, x_train, y_train, x_test, y_test, classes, mark, official, source, unused)
 
 
 def permutation(n: int, split: str, split_seed: int) -> np.ndarray:

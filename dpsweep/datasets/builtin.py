@@ -47,7 +47,7 @@ class Digits:
         source = "the digits of scikit-learn"
         parts = split_table(len(images), split, split_seed, source)
         train, test = ((apply_profile(images, part, self._profile, white=16), labels[part]) for part in parts)
-        return assemble("digits", "image", train, test, 10, None, source)
+        return assemble("digits", "image", train, test, 10, None, source, len(images) - sum(map(len, parts)))
 
     def verify(self, data_dir: Path) -> list[Finding]:
         """Counts, classes and fingerprint, those of the profile raw01, whatever is chosen."""
@@ -99,7 +99,8 @@ class BreastCancer:
         x = BREAST_CANCER_ENCODER.encode(dict(zip(BREAST_CANCER_ENCODER.numeric, table.T, strict=True)))
         source = "the breast cancer records of scikit-learn"
         train, test = split_table(len(x), split, split_seed, source)
-        return assemble("breast_cancer", "table", (x[train], labels[train]), (x[test], labels[test]), 2, None, source)
+        parts = (x[train], labels[train]), (x[test], labels[test])
+        return assemble("breast_cancer", "table", *parts, 2, None, source, len(x) - len(train) - len(test))
 
     def verify(self, data_dir: Path) -> list[Finding]:
         dataset = self.load(data_dir, VERIFIED_SPLIT, VERIFIED_SEED)

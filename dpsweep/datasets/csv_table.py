@@ -119,11 +119,13 @@ class CsvTable:
     def load(self, data_dir: Path, split: str, split_seed: int) -> Dataset:
         """Read, encode and split; with a test file the split and its seed change nothing."""
         parts = [(self._encoder.encode(columns), labels) for columns, labels in self._read(data_dir)]
+        read = sum(len(y) for _, y in parts)
         if len(parts) == 1:
             x, y = parts[0]
             parts = [(x[part], y[part]) for part in split_table(len(y), split, split_seed, self._files[0])]
         train, test = parts
-        return assemble(self._name, "table", train, test, self._classes, None, " and ".join(self._files))
+        unused = read - len(train[1]) - len(test[1])
+        return assemble(self._name, "table", train, test, self._classes, None, " and ".join(self._files), unused)
 
     def verify(self, data_dir: Path) -> list[Finding]:
         """What the files hold, for the eyes of their owner: records, classes, and cells that say nothing, by field."""

@@ -136,6 +136,7 @@ class _ImageFiles(ABC):
             _CLASSES,
             bool(raw.official) and all(raw.official.values()),
             raw.source,
+            unused=len(raw.x_train) - len(train),
         )
 
 

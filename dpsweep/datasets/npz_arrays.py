@@ -96,12 +96,14 @@ class NpzArrays:
         path = data_dir / Path(self._file).expanduser()
         arrays = iter(read_npz(path, [key for pair in self._pairs for key in pair]))
         parts = [(self._inputs(x, path), self._labels(y, path)) for x, y in zip(arrays, arrays, strict=True)]
+        read = sum(len(y) for _, y in parts)
         if len(parts) == 1:
             x, y = parts[0]
             parts = [(x[part], y[part]) for part in split_table(len(y), split, split_seed, self._file)]
         train, test = parts
         kind = "image" if len(self._shape) == 3 else "table"
-        return assemble(self._name, kind, train, test, self._classes, None, self._file)
+        unused = read - len(train[1]) - len(test[1])
+        return assemble(self._name, kind, train, test, self._classes, None, self._file, unused)
 
     def verify(self, data_dir: Path) -> list[Finding]:
         """What the file holds, for the eyes of its owner."""

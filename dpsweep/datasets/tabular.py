@@ -219,7 +219,8 @@ def _table(
 ) -> Dataset:
     train, test = split_table(len(labels), split, split_seed, file)
     x = encoder.encode(columns)
-    return assemble(name, "table", (x[train], labels[train]), (x[test], labels[test]), 2, official, file)
+    unused = len(labels) - len(train) - len(test)
+    return assemble(name, "table", (x[train], labels[train]), (x[test], labels[test]), 2, official, file, unused)
 
 
 def _verify_table(dataset: Dataset, sha256: str, mark: str, sizes: str, train: str, test: str, features: int) -> list[Finding]:

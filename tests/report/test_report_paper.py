@@ -145,6 +145,9 @@ def test_the_whole_report(tmp_path, two_seeds):
         rows = list(csv.DictReader(file))
     assert [row["Private model"] for row in rows][-1] == "train majority"
     assert [rows[-1][f"{d} measured"] for d in ("MNIST", "CIFAR-10", "Cardio", "Heart")] == ["11.35", "10.00", "50.30", "41.30"]
+    for number in (1, 2):
+        text = (tmp_path / f"table{number}.csv").read_text()
+        assert text.count("same") == 4 * (4 if number == 1 else 5) and "differs" not in text
     assert len((tmp_path / "contrasts.csv").read_text().splitlines()) == 961
 
 
