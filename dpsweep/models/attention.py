@@ -44,8 +44,8 @@ class Attention(Model):
         patches = x.unfold(2, self.patch, self.patch).unfold(3, self.patch, self.patch)
         tokens = self.embed(patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)) + self.positions
         query, key, value = (self._split(part(tokens)) for part in (self.query, self.key, self.value))
-        weights = torch.softmax(query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5, dim=-1)
-        tokens = tokens + self.mix((weights @ value).transpose(1, 2).flatten(2))
+        attended = nn.functional.scaled_dot_product_attention(query, key, value)  # fused: no matrix of weights is kept
+        tokens = tokens + self.mix(attended.transpose(1, 2).flatten(2))
         tokens = tokens + self.contract(torch.relu(self.expand(tokens)))
         return self.head(tokens.mean(1))
 

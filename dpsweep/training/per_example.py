@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpsweep.models.base import example_losses, flatten, flatten_rows, trained
 
@@ -78,7 +79,8 @@ class VmapEngine:
         parameters = list(self._trained.values())
         total = inputs[0].new_zeros(sum(p.numel() for p in parameters))
         for part, labels in cut(inputs, y, self._physical):
-            rows = self._rows(detached, labels, *part)
+            with sdpa_kernel(SDPBackend.MATH):  # torch.func knows no rule for fused attention
+                rows = self._rows(detached, labels, *part)
             total += sum_of_rows([rows[name] for name in detached], parameters, weigh)
         return total
 
