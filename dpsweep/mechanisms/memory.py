@@ -10,15 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     import torch
 
 DESIGNS = ("fractional", "exponential", "uniform", "none")
 HISTORIES = ("outputs", "raw")
-
-_COLUMNS = 2**14  # entries of all vectors that are worked on at a time: at depth 8 half a megabyte, which stays in an L2 cache
 
 
 @dataclass(frozen=True)
@@ -100,89 +96,65 @@ class ReleaseFilter:
         ``rows`` is a ring of the last vectors, below it the trend if it is needed; ``products`` holds each row's inner product
         with the trend, ``squares`` each remembered vector's with itself, so that no distance needs a pass over the vectors.
         """
-        import torch
-
         state: dict[str, Any] = {"t": 0}
         if self.slots:
             state["rows"] = like.new_zeros(self.slots + self.tempered, len(like))
         if self.tempered:
-            state["products"] = torch.zeros(self.slots + 1, dtype=torch.float64)
-            state["squares"] = torch.zeros(self.slots, dtype=torch.float64)
+            state |= {"products": [0.0] * (self.slots + 1), "squares": [0.0] * self.slots}
         return state
 
-    def weights(self, state: dict[str, Any]) -> np.ndarray:
-        """The weights by lag, float64 (K_t - 1,): nonnegative, with sum 1."""
-        kept = min(state["t"], self.slots)
-        if not kept:
-            return np.zeros(0)
-        logs = self._logs[:kept]
+    def weights(self, state: dict[str, Any]) -> list[float]:
+        """The weights by lag, 1 .. K_t - 1: nonnegative, with sum 1."""
+        t = state["t"]
+        logs = self._logs[:t]
+        if not logs:
+            return []
         if self.tempered:
-            places = self._places(state, kept)
-            products, squares = state["products"].numpy(), state["squares"].numpy()
-            # |r - m|^2 = |r|^2 - 2 r m + |m|^2
-            distances = np.sqrt(np.maximum(squares[places] - 2 * products[places] + products[-1], 0))
-            size = math.sqrt(max(products[-1], 0))
-            trust = size / (size + self.zeta)
-            inconsistency = distances / (max(size, self.kappa) + self.eps_num)
-            logs = logs - trust * self.tau * inconsistency * np.arange(1, kept + 1)
-        unscaled = np.exp(logs - logs.max())  # the largest is 1: the sum can't underflow
-        return unscaled / unscaled.sum()
+            products, squares = state["products"], state["squares"]
+            square = max(products[-1], 0.0)
+            size = math.sqrt(square)
+            rate = size / (size + self.zeta) * self.tau / (max(size, self.kappa) + self.eps_num)
+            for lag in range(1, len(logs) + 1):
+                place = (t - lag) % self.slots
+                distance = math.sqrt(max(squares[place] - 2 * products[place] + square, 0.0))
+                logs[lag - 1] -= rate * distance * lag
+        top = max(logs)  # so that the sum can't underflow
+        unscaled = [math.exp(log - top) for log in logs]
+        total = sum(unscaled)
+        return [weight / total for weight in unscaled]
 
     def apply(self, state: dict[str, Any], release: torch.Tensor) -> torch.Tensor:
-        """The output for a release, shape (parameters,), formed in place; and what is to be remembered of it.
-
-        The vectors are cut into columns that fit in the cache, and each column is read from memory once: mixed, remembered,
-        multiplied with what is remembered, and taken into the trend.
-        """
-        import torch
-
+        """The output for a release, shape (parameters,), formed in place; and what is to be remembered of it."""
         if not self.slots:
             return release.mul_(self.beta)
         rows: torch.Tensor = state["rows"]
-        by_lag = self.weights(state)
-        by_row = np.zeros(len(rows))
-        by_row[self._places(state, len(by_lag))] = by_lag * (1 - self.beta)
-        weights = torch.from_numpy(by_row).to(rows)
-        place = state["t"] % self.slots
-        with_newest = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-        for column in _columns(release):
-            output, kept = release[column], rows[:, column]
-            newest = output.clone() if self.history == "raw" else output
-            output.addmv_(kept.t(), weights, beta=self.beta)
-            kept[place] = newest
-            if self.tempered:
-                with_newest += torch.mv(kept, newest)
-                kept[-1].lerp_(newest, self.gamma)
+        t, newest = state["t"], release.clone() if self.history == "raw" else release
+        by_row = [0.0] * len(rows)
+        for lag, weight in enumerate(self.weights(state), 1):
+            by_row[(t - lag) % self.slots] = weight * (1 - self.beta)  # what was remembered at t is in row t modulo the slots
+        release.addmv_(rows.t(), rows.new_tensor(by_row), beta=self.beta)
+        rows[t % self.slots].copy_(newest)
         if self.tempered:
-            self._follow(state, place, with_newest.cpu())
-        state["t"] += 1
+            self._follow(state, rows.mv(newest).tolist())
+            rows[-1].lerp_(newest, self.gamma)
+        state["t"] = t + 1
         return release
 
-    def _follow(self, state: dict[str, Any], place: int, with_newest: torch.Tensor) -> None:
-        """Update the inner products to the trend's next value, from those of the rows with the newest vector; the last is the
-        former trend's."""
-        products: torch.Tensor = state["products"]
-        products[place] = with_newest[-1]
-        state["squares"][place] = with_newest[place]
-        products.lerp_(with_newest, self.gamma)
-        products[-1].lerp_(products[place], self.gamma)  # it was the former trend's with the new one
-
-    def _places(self, state: dict[str, Any], kept: int) -> np.ndarray:
-        """The rows of the lags 1 .. kept: what was remembered at t went to row t modulo the slots."""
-        return (state["t"] - np.arange(1, kept + 1)) % self.slots
+    def _follow(self, state: dict[str, Any], with_newest: list[float]) -> None:
+        """Move the inner products on to the trend's next value, from those of the rows with the newest vector; the last row is
+        the former trend."""
+        products, place, gamma = state["products"], state["t"] % self.slots, self.gamma
+        state["squares"][place], products[place] = with_newest[place], with_newest[-1]
+        products[:] = [(1 - gamma) * former + gamma * newest for former, newest in zip(products, with_newest, strict=True)]
+        products[-1] = (1 - gamma) * products[-1] + gamma * products[place]  # it was the former trend's with the new one
 
     @cached_property
-    def _logs(self) -> np.ndarray:
+    def _logs(self) -> list[float]:
         """Logarithms of the weights before tempering and scaling, by lag."""
-        lags = np.arange(1, self.slots + 1, dtype=np.float64)
+        lags = range(1, self.slots + 1)
         if self.design == "fractional":
-            return (self.alpha - 1) * np.log1p(lags) - self.lam * lags
-        return -self.lam * lags if self.design == "exponential" else np.zeros(self.slots)
-
-
-def _columns(vector: torch.Tensor) -> list[slice]:
-    width = _COLUMNS if vector.device.type == "cpu" else len(vector)
-    return [slice(start, start + width) for start in range(0, len(vector), width)]
+            return [(self.alpha - 1) * math.log(lag + 1) - self.lam * lag for lag in lags]
+        return [-self.lam * lag if self.design == "exponential" else 0.0 for lag in lags]
 
 
 def _is_real(value: Any) -> bool:
