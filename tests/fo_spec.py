@@ -1,5 +1,7 @@
 """The formulas of FO-DP-SGD's memory as the specification writes them, with norms taken of the vectors themselves."""
 
+import math
+
 import torch
 
 DEFAULTS = {"beta": 0.9, "history": "outputs", "design": "fractional", "depth": 8, "alpha": 0.8, "lam": 0.05, "tau": 0.5,
@@ -17,11 +19,11 @@ class SpecMemory:
         """a_{t,j} over their sum, for j = 1 .. K_t - 1."""
         o, t = self.o, len(self.past)
         a = []
+        size = float(torch.linalg.vector_norm(self.m)) if t else 0.0
         for j in range(1, min(o["depth"], t + 1)):
-            size = self.m.norm()
-            nu = (self.past[t - j] - self.m).norm() / (max(size, o["kappa"]) + o["eps_num"])
+            nu = float(torch.linalg.vector_norm(self.past[t - j] - self.m)) / (max(size, o["kappa"]) + o["eps_num"])
             chi = size / (size + o["zeta"])
-            a.append((j + 1) ** (o["alpha"] - 1) * torch.exp(-(o["lam"] + chi * o["tau"] * nu) * j))
+            a.append((j + 1) ** (o["alpha"] - 1) * math.exp(-(o["lam"] + chi * o["tau"] * nu) * j))
         return [value / sum(a) for value in a]
 
     def u(self):

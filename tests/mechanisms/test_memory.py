@@ -85,12 +85,11 @@ def test_without_lags_a_release_shrinks(options):
 
 
 @pytest.mark.parametrize("history", ["outputs", "raw"])
-@pytest.mark.parametrize("depth", [2, 3, 8, 400])
-@pytest.mark.parametrize("tau", [0.0, 0.5, 30.0])
+@pytest.mark.parametrize(("depth", "tau"), [(2, 0.5), (3, 30.0), (8, 0.0), (8, 0.5), (32, 5.0)])
 def test_the_specifications_formulas(history, depth, tau):
-    """300 steps to 1e-12, with releases that keep a direction, so that a trend is trusted, and outliers that it tempers."""
+    """To 1e-12 over 120 steps, with releases that keep a direction, so that a trend is trusted, and outliers that it tempers."""
     chosen, reference = filter_of(history=history, depth=depth, tau=tau), SpecMemory(depth=depth, tau=tau)
-    given_releases = [y + 2 + 20 * (i % 7 == 3) for i, y in enumerate(releases(300, size=30))]
+    given_releases = [y + 2 + 20 * (i % 7 == 3) for i, y in enumerate(releases(120, size=30))]
     for y, found in zip(given_releases, outputs(chosen, given_releases)[0], strict=True):
         expected = 0.9 * y + 0.1 * reference.u()
         reference.remember(expected if history == "outputs" else y)
@@ -105,7 +104,7 @@ drawn = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(drawn, st.integers(0, 20), st.integers(0, 5), st.floats(-3, 3).map(lambda x: 10**x))
 def test_weights_are_nonnegative_with_sum_one(options, steps, seed, scale):
     chosen = filter_of(**options)
@@ -117,7 +116,7 @@ def test_weights_are_nonnegative_with_sum_one(options, steps, seed, scale):
         assert len(found) == min(options["depth"] - 1, state["t"])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(drawn, st.integers(0, 99))
 def test_any_parameters_follow_the_formulas(options, seed):
     options |= {"design": "fractional", "history": "outputs"}
@@ -128,7 +127,7 @@ def test_any_parameters_follow_the_formulas(options, seed):
         torch.testing.assert_close(found, reference.past[-1], rtol=1e-7, atol=1e-7)  # near the trend a distance cancels
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(drawn, st.integers(0, 99), st.integers(1, 6), st.floats(1.01, 10))
 def test_the_farther_from_the_trend_the_less_weight(options, seed, lag, farther):
     """One vector's distance grows, all else equal: it loses weight, and the others keep their proportions."""
