@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from dpsweep.models.base import Model, outputs
 
-
 _ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 

@@ -151,7 +151,9 @@ def test_memory_reads_nothing_but_releases(kind):
         assert torch.equal(path, neighbours)
         assert one.state.memory.keys() == other.state.memory.keys()
         for key, value in one.state.memory.items():
-            same_value = torch.equal(value, other.state.memory[key]) if torch.is_tensor(value) else value == other.state.memory[key]
+            same_value = (
+                torch.equal(value, other.state.memory[key]) if torch.is_tensor(value) else value == other.state.memory[key]
+            )
             assert same_value, key
 
 

@@ -27,7 +27,9 @@ def outputs(chosen, given_releases):
 
 def weights_after(steps, **options):
     chosen = filter_of(**options)
-    return chosen.weights(outputs(chosen, releases(steps + 1)[:steps] or releases(1))[1] if steps else chosen.start(releases(1)[0]))
+    return chosen.weights(
+        outputs(chosen, releases(steps + 1)[:steps] or releases(1))[1] if steps else chosen.start(releases(1)[0])
+    )
 
 
 @pytest.mark.parametrize(
