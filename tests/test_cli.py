@@ -309,6 +309,16 @@ def test_calibrate_prints_the_papers_sigma(home):
     ]
 
 
+def test_calibrate_prints_what_a_noise_multiplier_spends(home):
+    paper = ("noise_multiplier=1.1", "sample_rate=0.04", "steps=6250")
+    code, out, _ = dpsweep(home, "calibrate", "-m", "mechanism=gaussian,fractional,post_memory", *paper)
+    assert code == 0 and [line.split()[2] for line in out.splitlines()] == ["1.100000", "1.222222", "1.100000"]  # 1.1/0.9
+    assert [round(float(line.split()[5]), 3) for line in out.splitlines()] == [22.637, 18.700, 22.637]
+    assert " of " not in out  # there is no target
+    code, _, err = dpsweep(home, "calibrate", "noise_multiplier=1.1", "epsilon=2")
+    assert code == 2 and "Give one of them" in err
+
+
 def test_the_closed_form_from_calibration_to_report(home):
     elm = ("model=dp_elm", "mechanism=laplace_elm")
     code, out, _ = dpsweep(

@@ -42,6 +42,13 @@ BAD = [
     ("dataset.schedule.epochs=0", ["epochs=0"]),
     ("sample_rate=0.1", ["steps"]),
     ("sample_rate=2", ["sample_rate=2"]),
+    ("noise_multiplier=0", ["noise_multiplier=0", "above 0", "null"]),
+    ("noise_multiplier=-1", ["noise_multiplier=-1"]),
+    ("noise_multiplier=nan", ["noise_multiplier=nan", "finite"]),
+    ("noise_multiplier=inf", ["noise_multiplier=inf"]),
+    ("noise_multiplier=true", ["noise_multiplier=True"]),
+    ("noise_multiplier=loud", ["noise_multiplier=loud"]),
+    ("curves=false", ["curves=False", "true or null"]),
     ("noise.source=dice", ["noise.source=dice", "secure or seeded"]),
     ("noise=3", ["noise=3"]),
     ("run=../../x", ["run=../../x", "label"]),
@@ -70,6 +77,16 @@ def test_a_private_budget_needs_a_private_mechanism():
     assert compose("mechanism=none")["epsilon"] is None
 
 
+def test_a_noise_multiplier_takes_the_place_of_the_budget():
+    values = compose("noise_multiplier=1")
+    assert (values["epsilon"], values["noise_multiplier"], values["mechanism"]["name"]) == (None, 1.0, "gaussian")
+    assert compose("noise_multiplier=1.5", "epsilon=none")["mechanism"]["name"] == "gaussian"
+    with pytest.raises(UsageError, match="noise_multiplier=1.5 with epsilon=2.*Give one of them"):
+        compose("noise_multiplier=1.5", "epsilon=2")
+    with pytest.raises(ImpossiblePair, match="mechanism=none with noise_multiplier=1.5.*adds no noise"):
+        compose("noise_multiplier=1.5", "mechanism=none")
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -86,7 +103,7 @@ def test_options_that_go_together_alone_are_named(overrides, said):
 
 @pytest.mark.parametrize(
     "override", ["optimizer=sgd", "optimizer.lr=0.1", "accountant=pld", "delta=1e-6", "batch_size=3", "epochs=3", "steps=3",
-                 "sample_rate=0.1", "noise.hardening=sum4"])  # fmt: skip
+                 "sample_rate=0.1", "noise.hardening=sum4", "noise_multiplier=1.5"])  # fmt: skip
 def test_a_key_that_a_mechanism_does_not_use_is_refused_by_name(override):
     with pytest.raises(ImpossiblePair, match=f"{override.partition('=')[0]} with mechanism=laplace_elm.*Leave it out"):
         compose("model=dp_elm", "mechanism=laplace_elm", override)

@@ -39,7 +39,7 @@ def test_performance_is_not_identity(performance):
     "science", ["epsilon=2", "seed=1", "delta=1e-6", "model=cnn", "model.hidden=10", "optimizer.lr=0.1", "optimizer=sgd",
                 "accountant=pld", "epochs=2", "batch_size=3", "noise.source=seeded", "noise.hardening=sum4", "run=again",
                 "split_seed=1", "repeat=2", "mechanism.max_grad_norm=2", "dataset.reference_size=1000",
-                "dataset=breast_cancer", "diagnostics=true"])  # fmt: skip
+                "dataset=breast_cancer", "diagnostics=true", "curves=true", "noise_multiplier=1"])  # fmt: skip
 def test_science_is_identity(science):
     assert ident(science) != ident()
 
@@ -47,6 +47,16 @@ def test_science_is_identity(science):
 @pytest.mark.parametrize("irrelevant", ["delta=1e-6", "accountant=pld", "noise.source=seeded", "mechanism.max_grad_norm=2"])
 def test_what_cannot_change_the_result_is_not_identity(irrelevant):
     assert ident("epsilon=none", irrelevant) == ident("epsilon=none") == ident("mechanism=none")
+
+
+def test_a_noise_multiplier_names_a_task_in_place_of_the_budget():
+    (task,) = tasks("noise_multiplier=1")
+    assert "sigma1-" in task.id and "eps" not in task.id and "epsilon" not in task.config
+    assert task.config["noise_multiplier"] == task.labels["target_noise_multiplier"] == 1.0
+    assert task.labels["target_epsilon"] is None
+    assert task.id == ident("noise_multiplier=1.0") == ident("noise_multiplier=1", "epsilon=none")
+    assert len({task.id, ident(), ident("noise_multiplier=1.1"), ident("noise_multiplier=1", "delta=1e-6")}) == 4
+    assert ident("noise_multiplier=null") == ident()
 
 
 def test_a_closed_form_is_named_by_what_it_uses():

@@ -198,7 +198,7 @@ class Data(Protocol):
             batch: the records.
             weigh: from gradient norms (n,) and independent uniform numbers (n,), one a record, to weights (n,): of a record it
                 must look at that record's numbers alone. A weight is cut so that no record contributes more than
-                `sensitivity`; one that isn't finite is 0.
+                `sensitivity`, and at 2^63; one that is negative or not finite is 0.
             sensitivity: the most that one record contributes, in l2 norm.
         """
 

@@ -22,6 +22,9 @@ from dpsweep.training.engines import Prepared
 from dpsweep.training.per_example import Inputs, Weigh, clip_factors
 from dpsweep.training.statistics import bounded_sum
 
+# A larger weight could leave float32, in the weight itself or times an activation, and one record would break the model.
+_LARGEST_WEIGHT = 2.0**63
+
 
 class LoopData:
     """:class:`~dpsweep.mechanisms.base.Data` over tensors in memory.
@@ -70,10 +73,10 @@ class LoopData:
 
         def bounded(norms: Tensor) -> Tensor:
             nonlocal done
-            weights = weigh(norms, uniform[done : done + len(norms)])
+            weights = _of_each(weigh(norms, uniform[done : done + len(norms)]), norms)
             done += len(norms)
-            largest = sensitivity / norms
-            return torch.minimum(weights, largest).clamp_min(0).nan_to_num_(nan=0.0, posinf=0.0)
+            largest = (sensitivity / norms).clamp_max(_LARGEST_WEIGHT)
+            return torch.minimum(weights, largest).clamp_min_(0).nan_to_num_(nan=0.0)  # NaN: of a norm that is
 
         return self._weighted(batch, bounded, sensitivity)
 
@@ -89,7 +92,7 @@ class LoopData:
             raise LedgerError(f"Sum {total.number} belongs to an earlier step, or isn't one of gradients.")
         self._count += 1
         values = torch.cat([self._sums[total.number].new_empty(0, dtype=torch.float64), *self._norms[total.number]])
-        self._sums[self._count] = of(values).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-bound, bound).sum().reshape(1)
+        self._sums[self._count] = _of_each(of(values), values).clamp_(-bound, bound).sum().reshape(1)
         return Sum(self._count, total.batch, bound)
 
     def statistics(self, batch: Batch, record: Statistic, bound: float, sensitivity: float | None = None) -> Sum:
@@ -172,6 +175,17 @@ class LoopData:
             mask = torch.from_numpy(bits < round(keep * 2**32)).reshape(n, *shape)
             masks.append(mask.to(self._y.device, self._inputs[0].dtype).mul_(1 / keep))
         return tuple(masks)
+
+
+def _of_each(found: Tensor, norms: Tensor) -> Tensor:
+    """What a mechanism's function made of the norms (n,): one number each, 0 where it isn't finite.
+
+    Raises:
+        ValueError: it has another shape, so that a record might count more than once.
+    """
+    if found.shape != norms.shape:
+        raise ValueError(f"a function of the norms gave shape {tuple(found.shape)} for {len(norms)} records; one number each")
+    return found.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 @dataclass(frozen=True)

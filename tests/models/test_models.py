@@ -60,6 +60,18 @@ def test_every_model_is_fixed_by_its_seed_and_mixes_no_records(name, kind):
     assert not mixes_records(first, SHAPES[kind][0])
 
 
+def test_the_network_of_fo_dp_sgd():
+    model = of("tanh_mlp", "cifar10")
+    assert trained(model) == 199_082 and model.mask_shapes == ()
+    x = torch.rand(4, 3, 32, 32)
+    hidden = torch.tanh(torch.tanh(x.flatten(1) @ model.hidden1.weight.T + model.hidden1.bias) @ model.hidden2.weight.T
+                        + model.hidden2.bias)  # fmt: skip
+    torch.testing.assert_close(model(x), hidden @ model.head.weight.T + model.head.bias)
+    assert trained(of("tanh_mlp", "heart")) == 47 * 64 + 64 + 64 * 32 + 32 + 32 + 1
+    with pytest.raises(UsageError, match="model.activation=sine.*relu, tanh"):
+        build("model", COMPOSER.node("model", "tanh_mlp") | {"activation": "sine"}, (13,), 2, 0)
+
+
 class _Mixing(Model):
     def __init__(self, layer):
         super().__init__()

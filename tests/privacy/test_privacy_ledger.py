@@ -99,6 +99,32 @@ def test_planned_unprotected_reads_show_in_the_events():
     assert ledger.events() == [(read, 1)]
 
 
+def test_each_step_is_held_to_its_own_allowance():
+    """A step may not use the noise of another: less noise is allowed in the last of three steps alone."""
+    less = SampledGaussian(Q, 0.5)
+    ledger = Ledger(lambda step: (less,) if step == 2 else (ONE,), 3)
+    for step in range(2):
+        with pytest.raises(LedgerError, match=f"Step {step + 1} would release.*0.5"):
+            ledger.charge(10 * step, Q, 0.5)
+        ledger.charge(10 * step + 1, Q, 1.0)
+        ledger.close_step()
+    ledger.charge(90, Q, 0.5)
+    ledger.close_step()
+    assert sorted(ledger.events(), key=str) == sorted([(ONE, 2), (less, 1)], key=str)
+
+
+def test_a_step_may_be_allowed_a_second_batch_now_and_then():
+    ledger = Ledger(lambda step: (ONE, ONE) if step % 2 == 0 else (ONE,), 2)
+    ledger.charge(1, Q, 1.0)
+    ledger.charge(2, Q, 1.0)
+    ledger.close_step()
+    ledger.charge(3, Q, 1.0)
+    with pytest.raises(LedgerError, match="Step 2 would release"):
+        ledger.charge(4, Q, 1.0)
+    ledger.close_step()
+    assert ledger.events() == [(ONE, 3)]
+
+
 def test_a_negative_number_of_steps_is_refused():
     with pytest.raises(ValueError, match="steps"):
         Ledger(lambda step: (), -1)
