@@ -47,5 +47,5 @@ class DPSAT(Mechanism):
         with state.moved(state.memory["last"], self.rho):
             total = data.clipped_sum(batch, self.max_grad_norm)
         noisy = data.release(total, self.max_grad_norm, state.plan.noise_multiplier).div_(data.normalizer)
-        state.memory["last"].copy_(noisy)
+        state.memory["last"] = noisy  # optimizers read gradients and leave them as they are
         state.update(noisy)
