@@ -7,7 +7,7 @@ from zoo import COMPOSER
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
-import bench_mechanisms  # noqa: E402
+import bench_mechanisms
 
 
 def test_every_mechanism_that_clips_is_measured():
