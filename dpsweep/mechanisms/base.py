@@ -7,13 +7,15 @@ ledger charges every release and refuses what the plan doesn't allow.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dpsweep.privacy.accounting import Event, SampledGaussian, Unbounded, epsilon
+from dpsweep.privacy.accounting import Event, SampledGaussian, Unbounded, epsilon, merged_noise_multiplier
 from dpsweep.privacy.calibration import Scaled, calibrate
 from dpsweep.privacy.sampling import Everything, Poisson, Shuffle
 
@@ -264,9 +266,28 @@ class State:
         self.theta.grad = gradient
         self.optimizer.step()
 
+    @contextmanager
+    def moved(self, direction: torch.Tensor, length: float) -> Iterator[None]:
+        """Inside the block the parameters stand at theta + length direction/|direction|, or at theta where the direction, shape
+        (parameters,), is zero; afterwards they are bit for bit what they were."""
+        saved, norm = self.theta.clone(), float(direction.norm())
+        if norm > 0:
+            self.theta.add_(direction, alpha=length / norm)
+        try:
+            yield
+        finally:
+            self.theta.copy_(saved)
+
 
 class Mechanism:
-    """The face of a mechanism; a subclass gives `calibrate` and `step`, and `guarantee` where it isn't DP-SGD's."""
+    """The face of a mechanism; a subclass gives `calibrate` and `step`, and `guarantee` where it isn't DP-SGD's.
+
+    Attributes:
+        departs: where the method as published isn't private, or not as it counts, and what is done here: a sentence that
+            ends the record's guarantee.
+    """
+
+    departs = ""
 
     def calibrate(self, schedule: Schedule, target: Target | None, account: Account) -> Plan:
         """The plan that meets the target (None: training without privacy).
@@ -294,10 +315,19 @@ class Mechanism:
             "add_remove", "record", bound if target is None or target.epsilon is None else target.epsilon, bound,
             f"({bound:.6g}, {account.delta:g})-differential privacy of the released model for adding or removing any one "
             f"training record, by the {account.accountant.upper()} accountant over {plan.steps} steps; the record beside "
-            "the model, other models of the same data and the test metrics are not covered.",
+            "the model, other models of the same data and the test metrics are not covered." + f" {self.departs}".rstrip(),
         )  # fmt: skip
 
 
 def dp_sgd_events(sample_rate: Fraction, noise_multiplier: float) -> tuple[Event, ...]:
     """What a step charges that releases one clipped sum of one Poisson batch."""
     return (SampledGaussian(sample_rate, noise_multiplier),)
+
+
+def rounded_up(release: float, merged: float, together: Callable[[float], Sequence[float]]) -> float:
+    """`release`, a noise multiplier, raised by as little as it takes that a batch's releases at ``together(release)`` are one
+    event at no less than `merged`: formulas meet that to rounding alone, which may fall on the wrong side."""
+    step = math.ulp(1.0)
+    while merged_noise_multiplier(together(release)) < merged:
+        release, step = release * (1 + step), 2 * step
+    return release

@@ -313,11 +313,14 @@ def _check_delta(delta: float, allow_zero: bool = False) -> None:
         raise ValueError(f"delta is {delta}; it must lie strictly between 0 and 1")
 
 
+_curve = lru_cache(maxsize=64)(rdp)  # curves by epoch ask for the same few events hundreds of times
+
+
 def epsilon_rdp(events: Sequence[tuple[Event, int]], delta: float) -> Spent:
     """As ``epsilon`` for RDP, also at the largest order: a valid bound there, but not a tight one."""
     curve = np.zeros(len(ORDERS))
     for event, count in events:
-        curve += count * rdp(event)
+        curve += count * _curve(event)
     alpha = np.array(ORDERS)
     bounds = curve - (math.log(delta) + np.log(alpha)) / (alpha - 1) + np.log1p(-1 / alpha)
     best = int(np.argmin(bounds))

@@ -121,7 +121,7 @@ class LoopData:
         if total.norm == 1:
             return self._release_statistics(total, sensitivity, noise_multiplier)
         rate = self._plan.sampler.sample_rate if isinstance(self._plan.sampler, Poisson) else Fraction(1)
-        self.ledger.charge(total.batch.number, rate, noise_multiplier * sensitivity / total.sensitivity)
+        self.ledger.charge(total.batch.number, rate, noise_multiplier * (sensitivity / total.sensitivity))
         return self._noise.add_normal(self._sums[total.number], noise_multiplier * sensitivity, self._hardening)
 
     def _release_statistics(self, total: Sum, sensitivity: float, noise_multiplier: float) -> Tensor:

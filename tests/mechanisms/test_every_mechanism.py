@@ -3,7 +3,7 @@
 import pytest
 from zoo import COMPOSER, partner
 
-from dpsweep.build import plan_of
+from dpsweep.build import build, plan_of
 from dpsweep.config import parse
 from dpsweep.privacy.accounting import epsilon, event_from_json
 from dpsweep.runner import run_task
@@ -41,6 +41,7 @@ def test_the_record_tells_what_is_proved(mechanism):
     record = run(mechanism, "epsilon=1.3")
     assert record["noise_source"] == "secure" and (record["noise_multiplier"] or record["laplace_scale"]) > 0
     assert record["epsilon_claimed"] == 1.3
+    assert build("mechanism", COMPOSER.node("mechanism", mechanism)).departs in record["guarantee_text"]
     if record["epsilon"] is None:
         assert record["guarantee_reason"]
     else:
