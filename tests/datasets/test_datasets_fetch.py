@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
             with contextlib.suppress(OSError):
                 for start in range(0, len(content), 100):
                     self.wfile.write(content[start : start + 100])
-                    time.sleep(0.005)
+                    time.sleep(0.02)
             return
         if kind == "endless":
             self._start(200, {})
@@ -175,10 +175,10 @@ def test_a_crawling_server_is_given_up(tmp_path, monkeypatch, server):
 def test_a_drip_is_given_up_long_before_it_ends(tmp_path, monkeypatch, server):
     monkeypatch.setattr(module, "PATIENCE", 0.1)
     monkeypatch.setattr(module, "SLOWEST", 1e6)
-    Handler.pages["/drip"] = ("drip", GOOD)  # 200 kB in ten seconds
+    Handler.pages["/drip"] = ("drip", GOOD)  # 200 kB in 40 seconds
     offer(monkeypatch, Source(f"{server}/drip"))
     started = time.monotonic()
-    assert not run(tmp_path)[0] and time.monotonic() - started < 5
+    assert not run(tmp_path)[0] and time.monotonic() - started < 6
 
 
 def zipped(members):
