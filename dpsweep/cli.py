@@ -97,7 +97,7 @@ class _Help(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help="show this help")
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from dpsweep.config import GROUPS, NUMBER_GROUPS, Composer, flatten
+        from dpsweep.config import FORM, GROUPS, NUMBER_GROUPS, Composer, flatten
 
         parser.print_help()
         composer = Composer()
@@ -114,7 +114,8 @@ class _Help(argparse.Action):
         values = composer.compose([]).values
         print("\nkeys, with their values for the default task:")
         for key, value in flatten(values).items():
-            if not key.startswith("suite.") and not key.endswith((".name", ".about", "._target_")) and key not in NUMBER_GROUPS:
+            hidden = key.startswith(("suite.", *FORM)) or key.endswith((".name", ".about", "._target_")) or key in NUMBER_GROUPS
+            if not hidden:
                 print(f"  {key}={'null' if value is None else str(value).lower() if isinstance(value, bool) else value}")
         parser.exit()
 
@@ -148,7 +149,9 @@ def _run(options: argparse.Namespace) -> int:
     print(f"{result.done} of {len(plan.tasks)} tasks done, {result.failed} failed; records in {records.folder}")
     missing = len(plan.tasks) - result.done - result.failed
     if missing or result.failed:
-        print(f"the same command runs the {missing + result.failed} tasks that are missing or failed")
+        open_tasks = missing + result.failed
+        which = f"{open_tasks} tasks that are" if open_tasks > 1 else "task that is"
+        print(f"the same command runs the {which} missing or failed")
     elif plan.suite:
         where = f" table={plan.table}" if plan.table else ""
         where += "" if str(plan.settings.output_dir) == "outputs" else f" output_dir={plan.settings.output_dir}"
@@ -265,11 +268,10 @@ def _data(options: argparse.Namespace) -> int:
         from dpsweep.datasets.fetch import fetch
 
         return 0 if fetch(names, Settings.from_config(composer.compose(parse(overrides)[0])).data_dir, print) else 1
-    readers = {}
-    for name in names or composer.options("dataset"):
-        config = composer.compose([("dataset", name), *parse(overrides)[0]])
-        readers[name] = build("dataset", config.values["dataset"])
-    settings = Settings.from_config(composer.compose(parse(overrides)[0]))
+    chosen = names or composer.options("dataset")
+    configs = {name: composer.compose([("dataset", name), *parse(overrides)[0]]) for name in chosen}
+    readers = {name: build("dataset", config.values["dataset"]) for name, config in configs.items()}
+    settings = Settings.from_config(next(iter(configs.values())))
     text, ok = verify_report(readers, settings.data_dir, required=names)
     print(text)
     return 0 if ok else 1

@@ -145,6 +145,7 @@ class Composer:
         values = {key: _own(node) for key, node in self._base.items()}
         for group, name in choices:
             values[group] = self.node(group, name)
+        values["dataset"].setdefault("public", False)
         for key, value in items:
             if key not in GROUPS:
                 _set(values, key, value)
@@ -222,7 +223,16 @@ def _own(node: Any) -> Any:
     return {key: _own(value) for key, value in node.items()} if isinstance(node, dict) else node
 
 
+# What a dataset's YAML tells of its files. It is no part of a task's identity, so no command line or grid may change it.
+FORM = ("dataset.kind", "dataset.classes", "dataset.shape", "dataset.profiles")
+
+
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    if key in FORM or key.startswith("dataset.profiles."):
+        raise UsageError(
+            f"{key}={value}: this tells the form of a dataset's files, which tasks of one name share. Change the YAML of "
+            f"dataset={values['dataset']['name']}, or write another one with another name"
+        )
     *path, last = key.split(".")
     node: Any = values
     for part in path:

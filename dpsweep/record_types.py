@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 
@@ -38,6 +39,7 @@ def _is_diagnostics(value: Any) -> bool:
     return _is_number_or_null(value.get("clipped_fraction")) and all(
         isinstance(epoch, dict)
         and isinstance(quantiles := epoch.get("norm_quantiles"), dict)
+        and "0.5" in quantiles
         and all(map(_is_number_or_null, (epoch.get("loss"), epoch.get("clipped_fraction"), *quantiles.values())))
         for epoch in value["epochs"]
     )
@@ -62,6 +64,13 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _is_rate(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and 0 < Fraction(value) <= 1
+    except (ValueError, ZeroDivisionError):
+        return False
+
+
 TEXT, FLAG = Kind("a text", _is_text), Kind("true or false", lambda value: isinstance(value, bool))
 NUMBER, COUNT = Kind("a number", _is_number), Kind("a whole number of 0 or more", _is_count)
 NOT_NEGATIVE = Kind("a number of 0 or more", lambda value: _is_number(value) and value >= 0)
@@ -70,8 +79,8 @@ SHARE = Kind("a number from 0 to 1", _is_share)
 REQUIRED = ("id", "status", "dataset", "model", "mechanism", "seed", "config")
 KINDS: dict[str, Kind] = {
     **dict.fromkeys(
-        ("id", "status", "dataset", "model", "mechanism", "optimizer", "accountant", "run", "sample_rate", "adjacency",
-         "protects", "guarantee_reason", "guarantee_text", "noise_source", "data_fingerprint", "device", "engine", "started",
+        ("id", "status", "dataset", "model", "mechanism", "optimizer", "accountant", "run", "adjacency", "protects",
+         "guarantee_reason", "guarantee_text", "noise_source", "data_fingerprint", "device", "engine", "started",
          "finished", "host"),
         TEXT,
     ),
@@ -91,6 +100,7 @@ KINDS: dict[str, Kind] = {
     ),
     **dict.fromkeys(("diverged", "features_cached", "alone", "data_official", "public"), FLAG),
     **dict.fromkeys(("config", "versions", "error"), Kind("a mapping", lambda value: isinstance(value, dict))),
+    "sample_rate": Kind("a rate above 0 and up to 1 as a text, such as 1/20", _is_rate),
     "input_shape": Kind("a list of whole numbers", _list_of(_is_count)),
     "unprotected": Kind("a list of texts", _list_of(_is_text)),
     "events": Kind("a list of pairs of an event and its count", _is_events),

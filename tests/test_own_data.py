@@ -79,7 +79,9 @@ def test_a_mistake_in_a_private_file_is_told_to_its_owner_alone(home):
 
 def test_wrong_shapes_are_refused_before_anything_runs_with_the_right_one(home):
     for name, right in (("clinic", r"Write shape: \[13\]"), ("scans", r"give shape: \[1, 8, 8\]")):
-        failed = dpsweep(home, "run", f"dataset={name}", "dataset.shape=[4]")
+        path = home / "mine" / "dataset" / f"{name}.yaml"
+        path.write_text(re.sub(r"shape: \[.*\]", "shape: [4]", path.read_text()))
+        failed = dpsweep(home, "run", f"dataset={name}")
         assert failed.returncode == 2 and re.search(right, failed.stderr), failed.stderr
     assert not list((home / "outputs").rglob("*.json"))
 
@@ -90,3 +92,17 @@ def test_names_may_follow_an_option_of_data_verify(home):
         cwd=home, capture_output=True, text=True,
     )  # fmt: skip
     assert told.returncode == 0 and "clinic  " in told.stdout and "scans  " in told.stdout, told.stderr
+
+
+def test_verify_takes_the_keys_of_the_dataset_that_it_is_asked_for(home):
+    told = dpsweep(home, "data", "verify", "clinic", "dataset.file=other.csv")
+    assert told.returncode == 1 and "other.csv" in told.stdout, told.stderr
+
+
+def test_a_yaml_without_public_takes_it_from_the_command_line(home):
+    path = home / "mine" / "dataset" / "scans.yaml"
+    path.write_text(path.read_text().replace("public: true\n", ""))
+    done = dpsweep(home, "run", "dataset=scans", "epochs=1", "dataset.public=true", "diagnostics=true")
+    assert done.returncode == 0, done.stderr
+    (record,) = records(home).values()
+    assert record["public"] and record["diagnostics"]["epochs"]

@@ -114,7 +114,9 @@ def test_a_forged_record_with_a_right_checksum_is_set_aside(records, forgery):
         ("test_accuracy", "x", "not a number from 0 to 1"), ("test_accuracy", 1.5, "a number"), ("seed", True, "whole number"),
         ("seconds_train", -1, "0 or more"), ("seconds_train", 10**400, "0 or more"), ("epsilon", [1], "a number"),
         ("events", [["x", 1]], "pairs"), ("events", [[{}, "1"]], "pairs"), ("versions", "2.6", "mapping"), ("alone", 1, "true"),
-        ("diagnostics", {"epochs": 3}, "diagnostics"), ("diagnostics", {"epochs": [{"loss": "x"}]}, "diagnostics"),
+        ("diagnostics", {"epochs": [{"norm_quantiles": {}, "loss": 1, "clipped_fraction": 1}]}, "diagnostics"),
+        ("sample_rate", "1/0", "rate"), ("sample_rate", "x", "rate"), ("diagnostics", {"epochs": 3}, "diagnostics"),
+        ("diagnostics", {"epochs": [{"loss": "x"}]}, "diagnostics"),
         ("dataset", None, "lacks its dataset"), ("guarantee_text", 7, "not a text"), ("unprotected", ["a", 1], "list of texts"),
     ],
 )  # fmt: skip

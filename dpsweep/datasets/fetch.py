@@ -22,6 +22,7 @@ from dpsweep.errors import UsageError
 
 TIMEOUT = 30.0  # seconds without a byte after which a server is given up
 SLOWEST, PATIENCE = 2_000.0, 60.0  # bytes a second below which a download is given up, seconds before that is judged
+_CHUNK = 1 << 12  # bytes after which that is looked at: a full chunk is waited for, so it must be small for a crawling server
 LARGEST = 200_000_000  # bytes; no wanted file comes near, so what is larger is not one of them
 
 
@@ -135,7 +136,7 @@ def _download(url: str, path: Path) -> None:
     headers = {"User-Agent": "dpsweep", "Accept-Encoding": "identity"}  # a .gz must not be unpacked on the way
     with closing(_Meter(path)) as meter:
         try:
-            pooch.HTTPDownloader(progressbar=meter, chunk_size=1 << 16, timeout=TIMEOUT, headers=headers)(url, str(path), None)
+            pooch.HTTPDownloader(progressbar=meter, chunk_size=_CHUNK, timeout=TIMEOUT, headers=headers)(url, str(path), None)
         except requests.RequestException as error:
             raise _Refused(_reason(error)) from None
 

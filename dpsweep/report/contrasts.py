@@ -7,7 +7,7 @@ from dpsweep.errors import UsageError
 from dpsweep.report import stats
 from dpsweep.report.load import LABELS, Budget, Metric, Results, Row
 from dpsweep.report.markup import Footnotes, Table
-from dpsweep.report.tables import Sample, sample
+from dpsweep.report.tables import SHARED, Sample, sample
 
 ALPHA = 0.05
 
@@ -117,6 +117,14 @@ def sentences(contrasts: Contrasts) -> list[str]:
             f"{k} contrast{plural} by {contrasts.by} against {contrasts.reference}, paired by seed: {low or 'none'} "
             f"significant at {ALPHA:g} after Holm over all {k}; the least adjusted p is {smallest:.3g}."
         ]
+        shared = [item for item in tested if any(mark[0] == SHARED[0] for cell in item.samples for mark in cell.marks)]
+        if shared:
+            count = sum(item.p_holm <= ALPHA for item in shared)
+            among = f"; {count or 'none'} of the significant ones {'is' if count == 1 else 'are'} among these" if low else ""
+            text.append(
+                f"{len(shared)} of them, marked {SHARED[0]}, are of times that don't compare, since some of the runs shared the "
+                f"machine{among}."
+            )
         pairs = f"{most} pair{'s' if most != 1 else ''}"
         if least > ALPHA:
             text.append(

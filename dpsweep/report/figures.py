@@ -163,11 +163,11 @@ def _panel(
                     *zip(*chosen, strict=True), linestyle="", marker=look["marker"], markersize=4, markeredgewidth=0.9,
                     color=look["color"], markerfacecolor=face, zorder=3,
                 )  # fmt: skip
-        told = [(positions[b] + shift, published[row, dataset, b]) for b in positions if (row, dataset, b) in published]
-        if told:
-            axis.plot(
-                *zip(*told, strict=True), linestyle="", marker="x", markersize=4.5, markeredgewidth=0.8, color="0.15", zorder=4
-            )
+        measured = {x for x, _ in points}
+        for budget in (b for b in positions if (row, dataset, b) in published):
+            x = positions[budget] + shift
+            color = "0.15" if x in measured else look["color"]  # dark on a marker, which tells the series; else in its colour
+            axis.plot(x, published[row, dataset, budget], marker="x", markersize=4.5, markeredgewidth=0.8, color=color, zorder=4)
     names = [f"{budget.target:g}" if budget.target is not None else budget.name for budget in positions]
     axis.set_xticks(list(positions.values()), names)
     axis.set_xlim(-0.45, max(positions.values()) + 0.45)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 NOT_ALONE = (
     "~",
-    "times of runs that shared the machine compare with nothing and are left out (run the suite with workers=1); left out:",
+    "times of runs that shared the machine compare with nothing and are left out (workers=1 runs them one by one; what is done "
+    "isn't run again, so give another output_dir or repeat); left out:",
 )
 
 

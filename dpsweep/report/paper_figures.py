@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from dpsweep.report import figures
 from dpsweep.report.figures import Picture, Series
 from dpsweep.report.load import Budget, Metric
-from dpsweep.report.paper import Evidence, Place
+from dpsweep.report.paper import NOT_ALONE, Evidence, Place
 from dpsweep.report.tables import Sample
 
 _DASHED = (0, (3.5, 1.5))
@@ -78,13 +78,15 @@ def _bar_panel(
     for row, cell, published in zip(rows, cells, theirs, strict=True):
         colour = figures.look(row)["color"]
         if not cell.n:
-            axis.text(0, row, " no run", va="center", color="0.5", fontsize=7)
+            shared = any(symbol == NOT_ALONE[0] for symbol, *_ in cell.marks)
+            axis.text(0, row, " no run alone" if shared else " no run", va="center", color="0.5", fontsize=7)
             continue
         mean, sd = cell.mean * metric.scale, (cell.sd or 0.0) * metric.scale
         open_bar = {"facecolor": "white", "edgecolor": colour, "hatch": "////"} if cell.unproved else {"facecolor": colour}
         axis.barh(row, mean, height=0.68, alpha=0.85, linewidth=0.6, **open_bar)
         if cell.sd is not None:
-            axis.errorbar(mean, row, xerr=sd, fmt="none", ecolor="0.15", elinewidth=0.8, capsize=2, capthick=0.8)
+            for color, width, size in (("white", 2.0, 2.5), ("0.15", 0.8, 2)):  # white around it, to be seen on a dark bar
+                axis.errorbar(mean, row, xerr=sd, fmt="none", ecolor=color, elinewidth=width, capsize=size, capthick=width)
         axis.text(0.87, row, _short(mean, metric), **column)
         tops.append(mean + sd)
         if published is not None:
@@ -94,7 +96,7 @@ def _bar_panel(
     axis.set_xlim(0, max(tops) / 0.72 or 1)  # room for the columns of values, which touch no bar
     axis.set_xticks([tick for tick in axis.get_xticks() if tick <= max(tops)])
     axis.set_yticks(list(rows), models)
-    axis.invert_yaxis()
+    axis.set_ylim(len(models) - 0.4, -0.6)  # from above; rows without a bar have their room too
     axis.set_xlabel(f"{metric.name} ({metric.unit})")
     axis.tick_params(axis="y", length=0)
     axis.grid(axis="x", color="0.92", linewidth=0.6)

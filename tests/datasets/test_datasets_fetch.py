@@ -1,5 +1,6 @@
 """`data fetch` against a server on loopback that misbehaves: nothing wrong is kept, each reason is told."""
 
+import contextlib
 import gzip
 import hashlib
 import importlib.util
@@ -59,6 +60,13 @@ class Handler(BaseHTTPRequestHandler):
         if kind == "unannounced":  # ends early without having said how much there is
             self._start(200, {})
             self.wfile.write(content[:1000])
+            return
+        if kind == "drip":
+            self._start(200, {"Content-Length": len(content)})
+            with contextlib.suppress(OSError):
+                for start in range(0, len(content), 100):
+                    self.wfile.write(content[start : start + 100])
+                    time.sleep(0.02)
             return
         if kind == "endless":
             self._start(200, {})
@@ -162,6 +170,15 @@ def test_a_crawling_server_is_given_up(tmp_path, monkeypatch, server):
     offer(monkeypatch, Source(f"{server}/good"))
     done, said = run(tmp_path)
     assert not done and "The only known source failed" in said and "bytes a second" in said
+
+
+def test_a_drip_is_given_up_long_before_it_ends(tmp_path, monkeypatch, server):
+    monkeypatch.setattr(module, "PATIENCE", 0.1)
+    monkeypatch.setattr(module, "SLOWEST", 1e6)
+    Handler.pages["/drip"] = ("drip", GOOD)  # 200 kB in 40 seconds
+    offer(monkeypatch, Source(f"{server}/drip"))
+    started = time.monotonic()
+    assert not run(tmp_path)[0] and time.monotonic() - started < 6
 
 
 def zipped(members):

@@ -120,3 +120,18 @@ def test_contrasts_carry_the_marks_of_their_cells():
     found, results = run(records)
     table = contrasts.table(found, ONE, results)
     assert table.rows[0][2] == "ε=1‡" and table.notes[0][0] == "‡"
+
+
+def test_significant_times_of_runs_that_shared_the_machine_are_told_apart():
+    made = [
+        record(task(model=model, seed=seed), 0.8 + 0.01 * (model == "dense"), seconds_train=seconds + seed / 100, alone=alone)
+        for model, seconds, alone in (("rvfl", 1.0, True), ("dense", 2.0, False))
+        for seed in range(10)
+    ]
+    metrics = {name: METRICS[name] for name in ("accuracy", "seconds_train")}
+    found, _ = run(made, {"by": "model", "reference": "rvfl"}, metrics)
+    text = " ".join(contrasts.sentences(found))
+    assert "2 contrasts" in text and ": 2 significant" in text
+    assert "1 of them, marked ~, are of times that don't compare" in text and "1 of the significant ones is among these" in text
+    alone, _ = run([r | {"alone": True} for r in made], {"by": "model", "reference": "rvfl"}, metrics)
+    assert "marked ~" not in " ".join(contrasts.sentences(alone))

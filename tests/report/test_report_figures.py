@@ -73,3 +73,17 @@ def test_models_keep_apart_beyond_the_palette():
 def test_no_file_without_a_value(tmp_path):
     assert figures.by_epsilon(join(grid(), []), "accuracy", ACCURACY, tmp_path) == []
     assert not list(tmp_path.iterdir())
+
+
+def test_published_crosses_have_the_colour_of_a_series_that_is_not_measured_there(drawn, tmp_path, monkeypatch):
+    results = join([], [record(task(model="a", epsilon=1.0))])
+    budgets = [figures.Budget(1.0, True), figures.Budget(2.0, True)]
+    cells = {("a", "digits", budgets[0]): figures.sample(results.runs, ACCURACY)}
+    kept = []
+    monkeypatch.setattr(figures, "save", lambda figure, *_: kept.append(figure))
+    series = [figures.Series("a", "a", figures.look(0))]
+    cells |= {("a", "digits", budgets[1]): figures.sample([], ACCURACY)}
+    published = {("a", "digits", budget): 80.0 for budget in budgets}
+    figures.curves(tmp_path, "f", ACCURACY, "", series, {"digits": "Digits"}, budgets, cells, published)
+    crosses = [line.get_color() for line in kept[0].axes[0].lines if line.get_marker() == "x"]
+    assert crosses == ["0.15", figures.look(0)["color"]]

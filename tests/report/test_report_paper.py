@@ -9,7 +9,7 @@ from paper_factory import DATASETS, PRIMARY, SPLITS, paper_record, paper_task, p
 from report_factory import record
 
 from dpsweep.errors import UsageError
-from dpsweep.report import contrasts, paper_tables, render, spec
+from dpsweep.report import contrasts, paper_figures, paper_tables, render, spec
 from dpsweep.report.load import METRICS, join, regroup
 from dpsweep.report.paper import Evidence, Place, load_paper, published_rows
 from dpsweep.report.papers.dp_rvfl import ACCURACY, NAMES, PAPER, STAGES, locate, published
@@ -209,3 +209,17 @@ def test_a_comparison_that_can_be_made_passes():
     tasks = [paper_task(PRIMARY, "mnist", model, e, 42) for model in ("rvfl", "dense") for e in (None, 2.0)]
     for by, reference in (("model", "rvfl"), ("mechanism", "none"), ("hidden", "200"), ("model.hidden", 200)):
         spec.check_compare({"compare": {"by": by, "reference": reference}}, tasks)
+
+
+def test_bars_tell_runs_that_shared_the_machine_from_no_run(tmp_path, monkeypatch):
+    made = [paper_task(PRIMARY, "heart", model, 2.0, s) for model in ("dense", "rvfl", "logistic_raw") for s in (42, 43)]
+    records = [paper_record(t, alone=t["model"] != "rvfl") for t in made[:-2]]
+    kept = []
+    monkeypatch.setattr(paper_figures.figures, "save", lambda figure, *_: kept.append(figure))
+    evidence = Evidence(PAPER, join(made, records).runs)
+    models = ("Dense", "RVFL", "LogisticRaw")
+    paper_figures.bars(evidence, tmp_path, "f", PRIMARY, models, 2.0, "train_seconds_8_threads", "")
+    (axis,) = (axis for axis in kept[0].axes if axis.get_visible())
+    said = {round(text.get_position()[1]): text.get_text().strip() for text in axis.texts}
+    assert said[1] == "no run alone" and said[2] == "no run"
+    assert sorted(axis.get_ylim()) == [-0.6, 2.6]  # all rows lie inside

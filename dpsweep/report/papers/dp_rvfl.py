@@ -297,7 +297,7 @@ def draw3(evidence: Evidence, folder: Path) -> list[Picture]:
 
     caption = (
         "Figure 3. Test accuracy against the target ε of one run (equally spaced, not a scale): mean and sample SD over seeds. "
-        "Crosses: published. Vertical ranges differ."
+        "Crosses: published; in the model's colour where no run is done. Vertical ranges differ."
     )
     return paper_figures.curves(evidence, folder, "figure3", PRIMARY, GRADIENT, DASHED, "accuracy_pct", caption)
 
