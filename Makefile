@@ -34,9 +34,13 @@ demo: .venv/.installed
 dp_rvfl_table6 dp_rvfl_figure4: override OPTIONS += executor=inline
 dp_rvfl_table10: override OPTIONS += repeat=null,2,3
 
-dp_rvfl: dp_rvfl_table6 dp_rvfl_figure4 dp_rvfl_table10
+# The report of all tasks is that of one execution; table 10 is written last, since it shows three.
+dp_rvfl: .venv/.installed dp_rvfl_table6 dp_rvfl_figure4 dp_rvfl_table10
+	$(DPSWEEP) run suite=$@ $(OPTIONS)
+	$(DPSWEEP) report suite=$@ $(OPTIONS)
+	$(DPSWEEP) report suite=$@ table=table10 repeat=null,2,3 $(OPTIONS)
 
-dp_rvfl dp_rvfl_powered dp_rvfl_smoke: .venv/.installed
+dp_rvfl_powered dp_rvfl_smoke: .venv/.installed
 	$(DPSWEEP) run suite=$@ $(OPTIONS)
 	$(DPSWEEP) report suite=$@ $(OPTIONS)
 

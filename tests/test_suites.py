@@ -228,4 +228,5 @@ def test_make_runs_what_is_missing_and_reports_it():
     assert commands("dp_rvfl_table3", "OPTIONS=threads=2") == [f"run {asked}", f"report {asked}"]
     assert commands("dp_rvfl_smoke") == ["run suite=dp_rvfl_smoke", "report suite=dp_rvfl_smoke"]
     assert "run suite=dp_rvfl table=figure4 threads=2 executor=inline" in commands("dp_rvfl", "OPTIONS=threads=2")
-    assert commands("dp_rvfl")[-2:] == ["run suite=dp_rvfl", "report suite=dp_rvfl"]
+    executions = "report suite=dp_rvfl table=table10 repeat=null,2,3"  # last: the report before it knows but one execution
+    assert commands("dp_rvfl")[-3:] == ["run suite=dp_rvfl", "report suite=dp_rvfl", executions]
