@@ -115,7 +115,8 @@ def test_a_gradient_whose_squared_norm_overflows_is_clipped_like_any_other(engin
     x, y, masks = batch(make(name, kind, torch.float32), kind, 6, torch.float32)
     x[2] *= 1e22
     exact = by_hand(make(name, kind), x.double(), y, tuple(m.double() for m in masks), C)
-    if name == "attention" or not exact.isfinite().all():
+    logits = [make(name, kind, d)(x.to(d), *(m.to(d) for m in masks)).double() for d in (torch.float32, torch.float64)]
+    if not torch.allclose(*logits, rtol=1e-3, equal_nan=False) or not exact.isfinite().all():
         pytest.skip("the network itself overflows at such inputs: the record is out, as one that is not finite")
     total = summed(engine, name, kind, torch.float32).clipped_sum(x, y, masks, C)
     assert (total.double() - exact).norm() <= 1e-5 * max(C, float(exact.norm()))
