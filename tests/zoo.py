@@ -8,7 +8,11 @@ from dpsweep.config import Composer
 
 COMPOSER = Composer()
 # The same networks with fewer channels: per-example gradients of millions of parameters take gigabytes.
-NARROW = {"resnet18": {"width": 8, "groups": 4}, "resnet9": {"width": 8, "groups": 4}, "inception": {"stem": 8, "branches": [8, 16]}}
+NARROW = {
+    "resnet18": {"width": 8, "groups": 4},
+    "resnet9": {"width": 8, "groups": 4},
+    "inception": {"stem": 8, "branches": [8, 16]},
+}
 SHAPES = {"gray": ((1, 8, 8), 10), "color": ((3, 12, 8), 3), "table": ((13,), 2), "wide": ((1100,), 4)}
 
 

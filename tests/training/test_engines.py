@@ -20,9 +20,13 @@ class summed:
     def __init__(self, engine, name, kind, dtype=torch.float64, physical=None):
         self.name, self.physical = engine, physical
         self.model = make(name, kind, dtype)
+        self.kept = None  # an engine that is fed records serves for all of them; features are those of one set
 
     def _ready(self, x, masks):
+        if self.kept is not None:
+            return self.kept, (x, *masks)
         ready = prepare(self.name, self.model, x, f"test {time.perf_counter_ns()}", self.physical)
+        self.kept = ready.engine if ready.inputs[0] is x and len(ready.inputs) == 1 else None
         return ready.engine, (*ready.inputs, *masks)
 
     def clipped_sum(self, x, y, masks, max_grad_norm):
