@@ -121,7 +121,11 @@ class ResNet9(Model):
 
 def check_groups(channels: int, groups: int, key: str = "model.width") -> None:
     """Raise ValueError unless every group has at least two channels: a group of one number is always normalised to zero."""
-    if groups < 1 or channels < 1 or channels % (2 * groups):
+    if groups < 1:
+        raise ValueError(
+            f"model.groups={groups}: at least one group is needed, and {key}={channels} must be a multiple of twice it"
+        )
+    if channels < 1 or channels % (2 * groups):
         raise ValueError(f"{key}={channels}: a multiple of {2 * groups} is needed, twice model.groups={groups}")
 
 

@@ -18,8 +18,9 @@ from dpsweep.training.engines import prepare
 from dpsweep.training.per_example import clipping
 torch.set_num_threads(1)
 model = build("model", COMPOSER.node("model", sys.argv[1]), (3, 32, 32), 10, 0)
-x, y = torch.rand(4096, 3, 32, 32), torch.randint(10, (4096,))
-keep = tuple(torch.full((4096, *shape), 1.25) for shape in model.mask_shapes)
+n = int(sys.argv[2])
+x, y = torch.rand(n, 3, 32, 32), torch.randint(10, (n,))
+keep = tuple(torch.full((n, *shape), 1.25) for shape in model.mask_shapes)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 ready = prepare("default", model, x, "", None)
 assert ready.engine.weighted_sum((*ready.inputs, *keep), y, clipping(1.0)).isfinite().all()
@@ -28,9 +29,12 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["dense", "cnn", "attention", "rvfl"])
-def test_a_batch_of_4096_grows_memory_by_less_than_a_gigabyte(model):
-    done = subprocess.run([sys.executable, "-c", GROWTH, model], capture_output=True, text=True, cwd="tests")
+@pytest.mark.parametrize(
+    ("model", "n"),
+    [("dense", 4096), ("cnn", 4096), ("attention", 4096), ("rvfl", 4096), ("inception", 1024), ("resnet9", 64), ("resnet18", 64)],
+)
+def test_a_large_batch_grows_memory_by_less_than_a_gigabyte(model, n):
+    done = subprocess.run([sys.executable, "-c", GROWTH, model, str(n)], capture_output=True, text=True, cwd="tests")
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 1024  # MB over the loaded data
 
