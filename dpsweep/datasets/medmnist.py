@@ -78,7 +78,7 @@ class DermaMNIST:
         ]
 
     def _read(self, data_dir: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Images, uint8 (n, channels, height, width), and labels (n,) of each part; in the file channels are last, labels (n, 1)."""
+        """uint8 images (n, channels, height, width) and labels (n,) by part; the file has channels last and labels (n, 1)."""
         self.check(data_dir)
         path = data_dir / self.file
         arrays = iter(read_npz(path, [f"{part}_{what}" for part in _PARTS for what in ("images", "labels")]))

@@ -38,7 +38,7 @@ def agrees(engine: Callable[[Model, int | None], Engine], model: Model, shape: t
     """Whether an engine's clipped sum on a trial of the model is that of ``torch.func``, which sees one record at a time."""
     duplicate, inputs = trial(model, shape)
     try:
-        rows = VmapEngine(duplicate, None)
+        rows = VmapEngine(duplicate, 1)  # one at a time, to spare memory
         with torch.no_grad():
             classes = duplicate(*inputs).shape[1]
         y = torch.arange(len(inputs[0])) % max(2, classes)
@@ -110,7 +110,8 @@ class LayeredEngine:
 
     def _laid_out(self, inputs: Inputs) -> Inputs:
         x, *masks = inputs
-        return (x.contiguous(memory_format=torch.channels_last), *masks) if self._images else inputs
+        images = self._images and x.dim() == 4
+        return (x.contiguous(memory_format=torch.channels_last), *masks) if images else inputs
 
     def _taped(self, inputs: Inputs) -> tuple[Tensor, list[tuple[Layer, Tensor, Tensor]]]:
         """A forward pass: logits, and each layer with its input and output, in the order of their calls."""
