@@ -236,7 +236,7 @@ def evaluate_model(model: Any, dataset: Any, device: Any) -> dict[str, float | N
     dtype = next(model.parameters()).dtype
     with torch.no_grad():
         x = torch.from_numpy(dataset.x_test)
-        parts = [probabilities(model(part.to(device, dtype))).cpu() for part in x.split(2000)]
+        parts = [probabilities(model(part.to(device, dtype))).cpu() for part in x.split(500)]
     return evaluate(torch.cat(parts).numpy(), dataset.y_test)
 
 
