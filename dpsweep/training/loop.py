@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpsweep.errors import UsageError
 from dpsweep.mechanisms.base import Batch, Mechanism, Optimizer, Plan, Rule, State, Statistic, Sum
 from dpsweep.models.base import Model
 from dpsweep.privacy.accounting import PureDP, Unbounded
 from dpsweep.privacy.ledger import Ledger, LedgerError
 from dpsweep.privacy.noise import Hardening, Randomness
 from dpsweep.privacy.sampling import Poisson
+from dpsweep.training.augment import Augment
 from dpsweep.training.diagnostics import Diagnostics
 from dpsweep.training.engines import Prepared
 from dpsweep.training.per_example import Inputs, Weigh, clip_factors
@@ -29,14 +31,14 @@ _LARGEST_WEIGHT = 2.0**63
 class LoopData:
     """:class:`~dpsweep.mechanisms.base.Data` over tensors in memory.
 
-    Every random number of a step (inclusion, dropout by record, noise) comes from a stream of its own and is drawn for
-    the logical batch, before any engine cuts it: physical batch sizes change nothing, and a record's presence shifts
-    neither noise nor the number of draws.
+    Every random number of a step (inclusion, augmentation and dropout by record, noise) comes from a stream of its own and is
+    drawn for the logical batch, before any engine cuts it: physical batch sizes change nothing, and a record's presence
+    shifts neither noise nor the number of draws.
     """
 
     def __init__(self, prepared: Prepared, y: Tensor, model: Model, plan: Plan, normalizer: int,
                  randomness: Randomness, hardening: Hardening, physical_batch: int | None = None,
-                 diagnostics: Diagnostics | None = None) -> None:  # fmt: skip
+                 diagnostics: Diagnostics | None = None, augment: Augment | None = None) -> None:  # fmt: skip
         self.normalizer = normalizer
         self._diagnostics = diagnostics
         self.ledger = Ledger(plan.allowed, plan.steps)
@@ -47,6 +49,7 @@ class LoopData:
         self._noise = randomness.stream("noise")
         self._dropout = randomness.stream("dropout")
         self._thinning = randomness.stream("thinning")
+        self._augment, self._augmentation = augment, randomness.stream("augmentation")
         self._hardening = hardening
         self._physical = physical_batch
         self._count = 0
@@ -102,6 +105,8 @@ class LoopData:
             raise ValueError(
                 f"contributions of up to {bound} and a sensitivity of {sensitivity}: it can't be less than that, nor 0"
             )
+        if self._augment:
+            raise UsageError("augment: this mechanism sums statistics of the records as they are. Leave augment out")
         self._count += 1
         self._sums[self._count] = bounded_sum(record, self._records, self._y, self._chosen(batch), bound, self._physical)
         return Sum(self._count, batch, sensitivity, norm=1)
@@ -158,7 +163,9 @@ class LoopData:
 
     def _gather(self, batch: Batch) -> tuple[Inputs, Tensor]:
         indices = self._chosen(batch)
-        rows = (part.index_select(0, indices) for part in self._inputs)
+        rows = [part.index_select(0, indices) for part in self._inputs]
+        if self._augment:
+            rows = [self._augment(rows[0], self._augmentation)]
         return (*rows, *self._masks(len(indices))), self._y.index_select(0, indices)
 
     def _chosen(self, batch: Batch) -> Tensor:

@@ -75,7 +75,8 @@ class VmapEngine:
         """See :class:`Engine`."""
         if self._rows is None:
             self._rows = vmap(grad(self._loss), in_dims=(None, 0, *(0 for _ in inputs)))
-        detached = {name: p.detach() for name, p in self._trained.items()}
+        # Copies in the plain order: with the channels innermost, float64 convolutions of single pixels fail under vmap.
+        detached = {name: p.detach().clone(memory_format=torch.contiguous_format) for name, p in self._trained.items()}
         parameters = list(self._trained.values())
         total = inputs[0].new_zeros(sum(p.numel() for p in parameters))
         for part, labels in cut(inputs, y, self._physical):

@@ -107,3 +107,53 @@ def test_attention_reads_images_of_whole_patches():
         COMPOSER.compose([("model", "attention"), ("dataset", "heart")])
     model = of("attention", "mnist")
     assert model.positions.shape == (49, 32) and len({tuple(row.tolist()) for row in model.positions}) == 49
+
+
+NORMALISED = {"resnet18": 11_173_962, "resnet9": 6_573_130, "inception": 66_266}  # parameters, for 3x32x32 and ten classes
+
+
+@pytest.mark.parametrize("name", NORMALISED)
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 28, 28), (3, 32, 32)])
+def test_convolutional_networks_read_images_of_any_size_and_change_nothing_in_place(name, shape):
+    model = build("model", COMPOSER.node("model", name), shape, 7, 0)
+    x = torch.rand(2, *shape)
+    before = x.clone()
+    assert model(x).shape == (2, 7) and torch.equal(x, before)
+    assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) or getattr(m, "inplace", False) for m in model.modules())
+    assert all(m.num_channels // m.num_groups >= 2 for m in model.modules() if isinstance(m, nn.GroupNorm))
+
+
+@pytest.mark.parametrize("name", NORMALISED)
+def test_sizes_of_convolutional_networks(name):
+    assert trained(of(name, "cifar10")) == NORMALISED[name]
+
+
+def test_resnet18_is_torchvisions_but_for_stem_and_normalisation():
+    torchvision = pytest.importorskip("torchvision")
+    theirs = torchvision.models.resnet18(num_classes=10, norm_layer=lambda channels: nn.GroupNorm(16, channels))
+    theirs.conv1, theirs.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    mine = of("resnet18", "cifar10")
+    ours, others = list(mine.parameters()), list(theirs.parameters())
+    assert [p.shape for p in ours] == [p.shape for p in others]
+    with torch.no_grad():
+        for p, q in zip(ours, others, strict=True):
+            q.copy_(p)
+        x = torch.rand(2, 3, 32, 32)
+        torch.testing.assert_close(mine(x), theirs(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "keys", "message"),
+    [
+        ("resnet9", (1, 4, 4), {}, r"4x4 are too small.*8 pixels"),
+        ("inception", (1, 3, 28), {}, r"3x28 are too small.*4 pixels"),
+        ("resnet18", (1, 8, 8), {"width": 24}, r"model.width=24: a multiple of 32 .*model.groups=16"),
+        ("inception", (1, 8, 8), {"branches": [16]}, r"model.branches=\[16\]: two numbers"),
+        ("inception", (1, 8, 8), {"branches": [16, 12]}, r"model.branches=12: a multiple of 8"),
+        ("inception", (1, 8, 8), {"stem": 4}, r"model.stem=4: a multiple of 8"),
+        ("resnet9", (1, 8, 8), {"groups": 0}, r"model.groups=0: .*model.width=64"),
+    ],
+)
+def test_what_convolutional_networks_refuse(name, shape, keys, message):
+    with pytest.raises(UsageError, match=message):
+        build("model", COMPOSER.node("model", name) | keys, shape, 10, 0)

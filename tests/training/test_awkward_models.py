@@ -66,11 +66,19 @@ def with_norms():
     )
 
 
+def grouped():
+    return Net(
+        lambda m, x: m.head(m.flat(torch.relu(m.maps(m.conv(m.signals(x.reshape(-1, 4, 3)).unsqueeze(2))).flatten(1)))),
+        signals=nn.GroupNorm(2, 4), conv=nn.Conv2d(4, 6, (1, 3)), maps=nn.GroupNorm(3, 6), flat=nn.GroupNorm(2, 6),
+        head=nn.Linear(6, 3),
+    )  # fmt: skip
+
+
 def plain():
     return Net(lambda m, x: m.head(torch.relu(m.a(x))), a=nn.Linear(12, 6), head=nn.Linear(6, 3))
 
 
-MODELS = [patches, sequence_first, tied, used_elsewhere, in_place, called_twice, with_norms, plain]
+MODELS = [patches, sequence_first, tied, used_elsewhere, in_place, called_twice, with_norms, grouped, plain]
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -79,7 +87,7 @@ def test_one_record_moves_the_sum_by_at_most_c(make, physical):
     model = make().double()
     x, y = 5 * torch.randn(6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 3
     engine = prepare("default", model, x, "", physical).engine
-    assert isinstance(engine, LayeredEngine if make is plain else VmapEngine)
+    assert isinstance(engine, LayeredEngine if make in (plain, grouped) else VmapEngine)
     whole = engine.weighted_sum((x,), y, clipping(C))
     for i in range(6):
         rest = torch.arange(6) != i
@@ -139,3 +147,22 @@ def test_huge_inputs_with_tiny_residuals_are_clipped_all_the_same(exponent):
 
     a, b = torch.full((1, 4), 10.0**exponent), torch.full((1, 4), 10.0**-exponent)
     assert float(row_squares(a) * row_squares(b)) == pytest.approx(16.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_a_normalisation_that_is_trained_in_part_is_clipped_by_what_is_trained(frozen):
+    model = grouped().double()
+    getattr(model.maps, frozen).requires_grad_(False)
+    x, y = torch.randn(6, 12, dtype=torch.float64), torch.arange(6) % 3
+    found = prepare("default", model, x, "", None).engine.weighted_sum((x,), y, clipping(C))
+    torch.testing.assert_close(found, VmapEngine(model, None).weighted_sum((x,), y, clipping(C)), rtol=1e-9, atol=1e-11)
+
+
+def test_wide_networks_pass_in_small_batches_and_narrow_ones_in_large():
+    """By what a record takes: its activations and, for layers with positions, a gradient of its own."""
+    wide = Net(lambda m, x: m.head(m.a(x.reshape(-1, 3, 4)).sum(1)), a=nn.Linear(4, 2**21), head=nn.Linear(2**21, 3))
+    sizes = []
+    for model in (wide, plain()):
+        x = torch.randn(6, 12)
+        sizes.append(LayeredEngine(model, None)._fitting((x,)))
+    assert sizes[0] == 5 and sizes[1] > 10**5  # 8 million weights and, twice, three vectors of 2 million: 84 MB

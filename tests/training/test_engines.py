@@ -20,9 +20,13 @@ class summed:
     def __init__(self, engine, name, kind, dtype=torch.float64, physical=None):
         self.name, self.physical = engine, physical
         self.model = make(name, kind, dtype)
+        self.kept = None  # an engine that is fed records serves for all of them; features are those of one set
 
     def _ready(self, x, masks):
+        if self.kept is not None:
+            return self.kept, (x, *masks)
         ready = prepare(self.name, self.model, x, f"test {time.perf_counter_ns()}", self.physical)
+        self.kept = ready.engine if ready.inputs[0] is x and len(ready.inputs) == 1 else None
         return ready.engine, (*ready.inputs, *masks)
 
     def clipped_sum(self, x, y, masks, max_grad_norm):
@@ -115,7 +119,8 @@ def test_a_gradient_whose_squared_norm_overflows_is_clipped_like_any_other(engin
     x, y, masks = batch(make(name, kind, torch.float32), kind, 6, torch.float32)
     x[2] *= 1e22
     exact = by_hand(make(name, kind), x.double(), y, tuple(m.double() for m in masks), C)
-    if name == "attention" or not exact.isfinite().all():
+    logits = [make(name, kind, d)(x.to(d), *(m.to(d) for m in masks)).double() for d in (torch.float32, torch.float64)]
+    if not torch.allclose(*logits, rtol=1e-3, equal_nan=False) or not exact.isfinite().all():
         pytest.skip("the network itself overflows at such inputs: the record is out, as one that is not finite")
     total = summed(engine, name, kind, torch.float32).clipped_sum(x, y, masks, C)
     assert (total.double() - exact).norm() <= 1e-5 * max(C, float(exact.norm()))

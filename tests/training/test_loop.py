@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from zoo import batch, make
+from zoo import NARROW, batch, make
 
 from dpsweep.mechanisms.base import Plan, Schedule, dp_sgd_events
 from dpsweep.mechanisms.gaussian import Gaussian
@@ -173,10 +173,8 @@ def test_plain_training_is_charged_as_unbounded():
     assert isinstance(event, Unbounded) and count == 8
 
 
-@pytest.mark.parametrize("other", ["uncached", "vmap", "reference"])
-def test_trajectories_agree_between_engines(other, name, kind):
-    """Invariants 6 and 7 over the whole loop: dropout, sampling, noise and optimizer included."""
-    ends, steps = [], 200 if kind == "gray" else 12
+def trajectories_agree(name, kind, other, steps):
+    ends = []
     for engine, cut in (("default", None), (other, 7)):
         model = make(name, kind)
         x, y, _ = batch(model, kind, 40)
@@ -187,6 +185,19 @@ def test_trajectories_agree_between_engines(other, name, kind):
         train(Gaussian(1.0), plan, model, data, lambda p: torch.optim.Adam(p, lr=1e-3))  # the papers' rate
         ends.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
     torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("other", ["uncached", "vmap", "reference"])
+def test_trajectories_agree_between_engines(other, name, kind):
+    """Invariants 6 and 7 over the whole loop: dropout, sampling, noise and optimizer included."""
+    trajectories_agree(name, kind, other, 200 if kind == "gray" and name not in NARROW else 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["uncached", "vmap", "reference"])
+@pytest.mark.parametrize("deep", NARROW)
+def test_long_trajectories_of_deep_networks_agree_between_engines(deep, other):
+    trajectories_agree(deep, "gray", other, 200)
 
 
 def test_seeded_runs_repeat_bit_for_bit_and_secure_ones_do_not():
