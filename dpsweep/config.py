@@ -277,7 +277,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
                 "a finite budget above 0, or none for training without privacy"),
     "delta": (lambda v: _is_real(v) and 1e-300 < v < 1, "a number strictly between 0 and 1, such as 1e-5"),
     "seed": (lambda v: _is_int(0)(v) and v < 2**63, "an integer from 0 to 2^63-1"),
-    "split": (lambda v: v in ("dp_rvfl", "official"), "dp_rvfl or official"),
+    "split": (lambda v: v in ("dp_rvfl", "official", "subset", "subset_tuning"), "dp_rvfl, official, subset or subset_tuning"),
     "split_seed": (_is_int(0), "an integer of at least 0"),
     "sample_rate": (lambda v: v is None or _is_rate(v), "a rate in (0, 1], such as 0.04 or 70/7007, or null"),
     "noise.source": (lambda v: v in ("secure", "seeded"), "secure or seeded"),
