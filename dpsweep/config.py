@@ -284,6 +284,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "noise.hardening": (lambda v: v in (None, "sum4"), "null or sum4"),
     "run": (lambda v: v is None or (isinstance(v, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,40}", v)),
             "a label of letters, digits, - and _, or null"),
+    "selection": (lambda v: v is None or (isinstance(v, str) and 0 < len(v) <= 500), "a text of at most 500 characters, or null"),
     "noise_multiplier": (lambda v: v is None or (_is_real(v) and v > 0), "a finite number above 0, or null"),
     **dict.fromkeys(("curves", "diagnostics"), (lambda v: v is None or v is True, "true or null")),
     "engine": (lambda v: v in ("default", "uncached", "vmap", "reference"), "default, uncached, vmap or reference"),
