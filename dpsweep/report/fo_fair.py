@@ -84,13 +84,14 @@ def _grid(evidence: Evidence, order: Sequence[str], name: str, dataset: str, bud
         chosen = max(means, key=lambda rate: means[rate], default=None) if len(means) == len(cells) else None
         if cells:
             row = ["" if rate not in cells else metric.show(cells[rate].mean) if cells[rate].n else "—" for rate in rates]
-            rows.append([m, *row, "—" if chosen is None else f"{chosen:g}"])
+            edge = " (edge)" if chosen in (max(cells), min(cells)) else ""
+            rows.append([m, *row, "—" if chosen is None else f"{chosen:g}{edge}"])
     if not rows:
         return None
     at = f"at ε = {budget:g}, 50 epochs" if budget is not None else "at the paper's noise, σ = 1.1, 250 epochs"
     caption = (
         f"The whole grid of learning rates {at}: mean accuracy (%) on the tuning part of the {evidence.title(dataset)} training "
-        "set over seeds of its own; best: the rate that the suites use, once its row is whole. Each ε is one run's; what the "
-        "grid itself released is counted under Privacy."
+        "set over seeds of its own; best: of a whole row; edge: a rate outside the grid may be better. Each ε is one run's; what "
+        "the grid itself released is counted under Privacy."
     )
     return Table(name, caption, ["Method", *(f"lr {rate:g}" for rate in rates), "Best"], rows, 1)

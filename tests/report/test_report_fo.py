@@ -179,7 +179,7 @@ def test_a_grid_that_is_not_whole_chooses_nothing(tmp_path):
     records = [fo_record(made, epochs=3) for made in tasks if made["id"] != tasks[0]["id"]]
     render.build_parts("tuning", tasks, records, SPEC, tmp_path)
     table = {row["Method"]: row for row in rows(tmp_path / "tuning_eps2.csv")}
-    assert table[SGD]["Best"] == "—" and table["DP-SAT"]["Best"] == "0.8"
+    assert table[SGD]["Best"] == "—" and table["DP-SAT"]["Best"] == "0.8 (edge)"
 
 
 def test_a_rate_of_the_grid_says_how_it_was_chosen():
