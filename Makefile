@@ -6,7 +6,7 @@ THREADS ?= 1
 OPTIONS ?=
 
 .NOTPARALLEL:
-.PHONY: demo test lint bench bench-check clean help dp_rvfl dp_rvfl_powered dp_rvfl_smoke
+.PHONY: demo test lint bench bench-check clean help dp_rvfl dp_rvfl_powered dp_rvfl_smoke fo_dp_sgd fo_fair fo_tuning fo_smoke
 
 help:
 	@echo "make demo    run the embedded suite and show its table (about two minutes once installed)"
@@ -16,6 +16,10 @@ help:
 	@echo "make dp_rvfl          the whole paper: 2,536 tasks and two repeats of table 10 (hours to days: dpsweep plan suite=dp_rvfl)"
 	@echo "make dp_rvfl_powered  its frozen-head models with 20 seeds, so that the exact tests can reach significance"
 	@echo "make dp_rvfl_smoke    every stage of it in small on embedded data (under three minutes)"
+	@echo "make fo_table3        run what is missing for one table of the FO-DP-SGD paper (1 to 3; fo_figure1 to fo_figure8), show it"
+	@echo "make fo_dp_sgd        the whole paper: 645 tasks of about a minute; OPTIONS='dataset=cifar10,cifar100' without SVHN"
+	@echo "make fo_fair          ours: every method at the same epsilon, its rate tuned, with exact tests (make fo_tuning: the grid)"
+	@echo "make fo_smoke         every part of it in small on embedded data (under a minute)"
 	@echo "                      all of these take OPTIONS='data.dir=PATH threads=4'"
 	@echo "make bench   time dpsweep, Opacus and plain training side by side (THREADS=1), figures in outputs/bench.json"
 	@echo "make bench-check   the same, and fail where a ratio misses its bar"
@@ -40,13 +44,22 @@ dp_rvfl: .venv/.installed dp_rvfl_table6 dp_rvfl_figure4 dp_rvfl_table10
 	$(DPSWEEP) report suite=$@ $(OPTIONS)
 	$(DPSWEEP) report suite=$@ table=table10 repeat=null,2,3 $(OPTIONS)
 
-dp_rvfl_powered dp_rvfl_smoke: .venv/.installed
+# Tables 1 and 2 of FO-DP-SGD compare times too.
+fo_table1 fo_table2: override OPTIONS += executor=inline
+
+fo_dp_sgd: fo_table1
+
+dp_rvfl_powered dp_rvfl_smoke fo_dp_sgd fo_fair fo_tuning fo_smoke: .venv/.installed
 	$(DPSWEEP) run suite=$@ $(OPTIONS)
 	$(DPSWEEP) report suite=$@ $(OPTIONS)
 
 dp_rvfl_%: .venv/.installed
 	$(DPSWEEP) run suite=dp_rvfl table=$* $(OPTIONS)
 	$(DPSWEEP) report suite=dp_rvfl table=$* $(OPTIONS)
+
+fo_%: .venv/.installed
+	$(DPSWEEP) run suite=fo_dp_sgd table=$* $(OPTIONS)
+	$(DPSWEEP) report suite=fo_dp_sgd table=$* $(OPTIONS)
 
 test: .venv/.installed
 	$(BIN)/python -m pytest

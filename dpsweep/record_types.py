@@ -81,7 +81,7 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(
         ("id", "status", "dataset", "model", "mechanism", "optimizer", "accountant", "run", "adjacency", "protects",
          "guarantee_reason", "guarantee_text", "noise_source", "data_fingerprint", "device", "engine", "started",
-         "finished", "host"),
+         "finished", "host", "selection"),
         TEXT,
     ),
     **dict.fromkeys(

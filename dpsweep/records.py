@@ -23,7 +23,7 @@ from dpsweep.tasks import task_id
 SCHEMA = 1
 FIELDS = (
     "id", "status", "dataset", "model", "mechanism", "optimizer", "accountant", "target_epsilon",
-    "target_noise_multiplier", "seed", "run", "repeat", "config",
+    "target_noise_multiplier", "seed", "run", "repeat", "config", "selection",
     "reference_size", "sample_rate", "steps", "normalizer", "batch_size", "epochs", "delta", "max_grad_norm",
     "noise_multiplier", "adjacency", "protects", "epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised",
     "guarantee_reason", "guarantee_text", "events", "noise_source", "diverged", "test_accuracy", "test_precision",

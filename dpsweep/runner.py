@@ -78,6 +78,7 @@ def _blank(task: Task, settings: Settings) -> dict[str, Any]:
         "id": task.id, "status": "failed", "batch_size": values["batch_size"], "epochs": values["epochs"],
         "noise_source": task.config.get("noise", {}).get("source"), "public": bool(values["dataset"].get("public", False)),
         "engine": settings.engine, "threads": settings.threads, "started": _now(), "alone": False,
+        "selection": values["selection"],
         "host": socket.gethostname(), "versions": versions(), "diverged": False, "unprotected": list(UNPROTECTED),
     }  # fmt: skip
 

@@ -230,3 +230,27 @@ def test_make_runs_what_is_missing_and_reports_it():
     assert "run suite=dp_rvfl table=figure4 threads=2 executor=inline" in commands("dp_rvfl", "OPTIONS=threads=2")
     executions = "report suite=dp_rvfl table=table10 repeat=null,2,3"  # last: the report before it knows but one execution
     assert commands("dp_rvfl")[-3:] == ["run suite=dp_rvfl", "report suite=dp_rvfl", executions]
+    assert commands("fo_table3") == ["run suite=fo_dp_sgd table=table3", "report suite=fo_dp_sgd table=table3"]
+    timed, *_, last = commands("fo_dp_sgd")  # what is timed runs alone, and before the rest would have run it beside others
+    assert timed == "run suite=fo_dp_sgd table=table1 executor=inline" and last == "report suite=fo_dp_sgd"
+    assert commands("fo_fair", "OPTIONS=threads=1") == ["run suite=fo_fair threads=1", "report suite=fo_fair threads=1"]
+
+
+def test_the_fo_paper_is_the_union_of_its_suites_and_what_two_share_runs_once():
+    suites = ("runtime", "accuracy", "tradeoff", "memory_depth", "insertion", "clipping", "designs", "alpha")
+    parts = {name: ids(f"suite=fo_{name}") for name in suites}
+    assert [len(found) for found in parts.values()] == [30, 225, 75, 20, 40, 280, 20, 15]
+    assert set(ids("suite=fo_dp_sgd")) == {one for found in parts.values() for one in found}
+    assert len(ids("suite=fo_dp_sgd")) == 645 and len(ids("suite=fo_tuning")) == 330 and len(ids("suite=fo_fair")) == 642
+
+
+def test_the_fo_suites_have_the_papers_protocol():
+    for task in tasks("suite=fo_dp_sgd"):
+        known = task.config
+        assert (known["sample_rate"], known["steps"], known["split"], known["split_seed"]) == ("1/25", 6250, "subset", 2026)
+        assert known["dataset"]["reference_size"] == 5000 and known["dataset"]["profile"] == "standardized"
+        assert known["model"]["name"] == "tanh_mlp" and "epsilon" not in known and known["delta"] == 1e-5
+        assert known.get("curves") is (None if known.get("run") == "fo_runtime" else True)
+    tuned, judged = ({task.config["seed"] for task in tasks(f"suite={name}")} for name in ("fo_tuning", "fo_dp_sgd"))
+    assert tuned == {900, 901} and judged == {42, 43, 44, 45, 46}
+    assert {task.config["split"] for task in tasks("suite=fo_tuning")} == {"subset_tuning"}

@@ -128,3 +128,12 @@ def test_fields_named_by_numbers_have_an_identity_too(tmp_path):
     )
     (task,) = enumerate_tasks(["dataset=odd"], Composer([tmp_path])).tasks
     assert task.config["dataset"]["numeric"] == {"7": [0, 1], "age": [0, 120]}
+
+
+def test_how_a_rate_was_chosen_is_told_and_names_no_task():
+    composer = Composer()
+    plain, told = (enumerate_tasks(["optimizer.lr=0.01", *more], composer).tasks[0] for more in ([], ["selection='by a grid'"]))
+    assert plain.id == told.id and told.values["selection"] == "by a grid" and "selection" not in told.config
+    for wrong in ("selection=3", f"selection={'x' * 501}", "selection=[a]"):
+        with pytest.raises(UsageError, match="selection=.*a text of at most 500 characters"):
+            enumerate_tasks([wrong], composer)

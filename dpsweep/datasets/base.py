@@ -11,7 +11,8 @@ import numpy as np
 
 from dpsweep.errors import UsageError
 
-SPLITS = ("dp_rvfl", "official")
+SPLITS = ("dp_rvfl", "official", "subset", "subset_tuning")
+SUBSET_TRAIN, SUBSET_TEST = 5000, 2000  # images of the FO-DP-SGD paper's subsets
 VERIFIED_SPLIT, VERIFIED_SEED = "dp_rvfl", 2026  # the split whose fingerprints and class counts the readers know
 
 
@@ -112,7 +113,7 @@ def assemble(
 
 
 def permutation(n: int, split: str, split_seed: int) -> np.ndarray:
-    """The permutation that the `dp_rvfl` split cuts: `numpy.random.default_rng(split_seed).permutation(n)`."""
+    """The permutation that every split but `official` cuts: `numpy.random.default_rng(split_seed).permutation(n)`."""
     if split not in SPLITS:
         raise UsageError(f"The split {split!r} is not known. Choose one of: {', '.join(SPLITS)}.")
     if isinstance(split_seed, bool) or not isinstance(split_seed, int) or split_seed < 0:
@@ -123,26 +124,50 @@ def permutation(n: int, split: str, split_seed: int) -> np.ndarray:
 def split_table(n: int, split: str, split_seed: int, source: str) -> tuple[np.ndarray, np.ndarray]:
     """Record numbers of the training and the test part: 70% and 15% of the permutation, not stratified.
 
-    The 15% between them, the validation part, is never read. Tables have no official split: `official` means the same.
+    The 15% between them, the validation part, is read by `subset_tuning` alone, in place of the test part. Tables have no
+    official split and no subset: `official` and `subset` mean the same as `dp_rvfl`.
     """
     order = permutation(n, split, split_seed)
-    train, test = order[: int(0.70 * n)], order[int(0.85 * n) :]
-    if not len(train) or not len(test):
+    train, validation, test = np.split(order, [int(0.70 * n), int(0.85 * n)])
+    if not len(train) or not len(validation) or not len(test):
         raise UsageError(f"{source} has {n} usable records, too few to split into a training and a test part.")
-    return train, test
+    return train, validation if split == "subset_tuning" else test
 
 
-def split_images(n: int, split: str, split_seed: int, source: str) -> np.ndarray:
-    """Record numbers of the training part, from an official training set of `n`.
+@dataclass(frozen=True)
+class ImageSplit:
+    """Record numbers: `train` in the official training set, `judge` in the official test set or, where `tuning`, in the
+    training set too."""
 
-    `dp_rvfl`: the first 85% of the permutation, the rest unused. `official`: all, in the files' order. The official
-    test set is kept whole by both.
+    train: np.ndarray
+    judge: np.ndarray
+    tuning: bool = False
+
+
+def split_images(n: int, n_test: int, split: str, split_seed: int, source: str) -> ImageSplit:
+    """Split an official training set of `n` images and a test set of `n_test`.
+
+    * `dp_rvfl`: trains on the first 85% of the permutation, the rest unused; judged on the whole test set.
+    * `official`: trains on all, in the files' order; judged on the whole test set.
+    * `subset` (the FO-DP-SGD paper's sizes): trains on the first 5,000 of the permutation; judged on the first 2,000 of a
+      permutation of the test set, by the same seed.
+    * `subset_tuning`: trains on the same 5,000, judged on the next 2,000 of the training set. A rate chosen there was not
+      chosen on what judges the subset.
+
+    Of smaller files the subsets take 5/7 and 2/7 of the training set and at most the whole test set.
     """
     order = permutation(n, split, split_seed)
-    train = order[: int(0.85 * n)] if split == "dp_rvfl" else np.arange(n)
-    if not len(train):
-        raise UsageError(f"{source} has {n} training images, too few to take 85% of them for training.")
-    return train
+    first = min(SUBSET_TRAIN, SUBSET_TRAIN * n // (SUBSET_TRAIN + SUBSET_TEST))
+    train = {"dp_rvfl": order[: int(0.85 * n)], "official": np.arange(n)}.get(split, order[:first])
+    if split == "subset_tuning":
+        chosen = ImageSplit(train, order[first : first + SUBSET_TEST], tuning=True)
+    elif split == "subset":
+        chosen = ImageSplit(train, permutation(n_test, split, split_seed)[:SUBSET_TEST])
+    else:
+        chosen = ImageSplit(train, np.arange(n_test))
+    if not len(chosen.train) or not len(chosen.judge):
+        raise UsageError(f"{source} has {n} training images, too few for the split {split}. Use split=official, or more images.")
+    return chosen
 
 
 def is_present(path: Path) -> bool:
@@ -176,8 +201,11 @@ def missing(name: str, files: str, data_dir: Path, remedy: str) -> MissingData:
 
 
 def class_counts(labels: np.ndarray, classes: int) -> str:
-    """Records by class, in the order of the labels, as words: "116 96"."""
-    return " ".join(str(count) for count in np.bincount(labels, minlength=classes))
+    """Records by class, in the order of the labels, as words: "116 96"; "5000 in each of 10" where all are alike."""
+    counts = np.bincount(labels, minlength=classes)
+    if classes > 2 and (counts == counts[0]).all():
+        return f"{counts[0]} in each of {classes}"
+    return " ".join(str(count) for count in counts)
 
 
 def compare(what: str, expected: object, found: object) -> Finding:

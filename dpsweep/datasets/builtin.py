@@ -18,16 +18,17 @@ from dpsweep.datasets.base import (
     split_table,
 )
 from dpsweep.datasets.encoder import FixedBoundEncoder
-from dpsweep.datasets.profiles import apply_profile, check_profile
+from dpsweep.datasets.profiles import Constants, apply_profile, check_profile
 
 DIGITS_FINGERPRINT = "17b94e10a8b3bc773423361e093e34f90eff1a776c42744e9404b12456677d65"
 BREAST_CANCER_FINGERPRINT = "ce7ba6c64da42273ee93ed01d7de6e6d1823786a632b1a0ac0587350ac54c612"
+DIGITS_CONSTANTS = Constants((0.305,), (0.376,))  # of all 1,797 images
 
 
 class Digits:
     """UCI optical digits, test part (1,797 images of 8x8, intensities 0-16, so that raw01 is pixel/16).
 
-    It has no official split: 70% train and 15% test of the permutation, as for tables.
+    It has no official split: 70% train and 15% test of the permutation, and the subsets, are as for tables.
 
     Args:
         profile: one of `profiles.PROFILES`; None means raw01.
@@ -46,7 +47,7 @@ class Digits:
         images = pixels.astype(np.uint8).reshape(-1, 1, 8, 8)
         source = "the digits of scikit-learn"
         parts = split_table(len(images), split, split_seed, source)
-        train, test = ((apply_profile(images, part, self._profile, white=16), labels[part]) for part in parts)
+        train, test = ((apply_profile(images, part, self._profile, DIGITS_CONSTANTS, white=16), labels[part]) for part in parts)
         return assemble("digits", "image", train, test, 10, None, source, len(images) - sum(map(len, parts)))
 
     def verify(self, data_dir: Path) -> list[Finding]:

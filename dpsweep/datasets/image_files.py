@@ -1,4 +1,4 @@
-"""The file formats of image datasets, read with distrust: IDX (MNIST), CIFAR's pickled batches, and NPZ."""
+"""The file formats of image datasets, read with distrust: IDX (MNIST), CIFAR's pickled batches, SVHN's MATLAB files, and NPZ."""
 
 from __future__ import annotations
 
@@ -98,14 +98,15 @@ class _CifarUnpickler(pickle.Unpickler):
             return self._ADMITTED[module, name]
         except KeyError:
             raise pickle.UnpicklingError(
-                f"it wants to call {module}.{name}, which no batch of CIFAR-10 does, and which could run any program"
+                f"it wants to call {module}.{name}, which no batch of CIFAR does, and which could run any program"
             ) from None
 
 
-def parse_cifar_batch(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read one file of `cifar-10-batches-py`: uint8 images (n, 3, 32, 32) and int64 labels (n,).
+def parse_cifar_batch(content: bytes, path: Path, field: str = "labels") -> tuple[np.ndarray, np.ndarray]:
+    """Read one file of `cifar-10-batches-py` or `cifar-100-python`: uint8 images (n, 3, 32, 32) and int64 labels (n,).
 
-    The files are pickles, of Python 2 in the official archive; nothing that a pickle could name is ever run.
+    `field` holds the labels: `labels` in CIFAR-10, `fine_labels` in CIFAR-100. The files are pickles, of Python 2 in the
+    official archive; nothing that a pickle could name is ever run.
     """
     try:
         batch = _CifarUnpickler(io.BytesIO(content), encoding="bytes").load()
@@ -113,16 +114,41 @@ def parse_cifar_batch(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarra
         pixels = fields["data"].array()
         if pixels.ndim != 2 or pixels.shape[1] != 3072:
             raise ValueError(f"the pixels have the shape {pixels.shape}, where (n, 3072) is needed")
-        if not isinstance(fields["labels"], list) or not all(type(label) is int for label in fields["labels"]):
+        found = fields[field]
+        if not isinstance(found, list) or not all(type(label) is int for label in found):
             raise ValueError("the labels are not a list of whole numbers")
-        labels = np.array(fields["labels"], dtype=np.int64)
+        labels = np.array(found, dtype=np.int64)
     except Exception as error:  # a broken pickle can raise anything, and all of it means the same
         reason = f"{type(error).__name__}: {error}"
         raise UsageError(
-            f"{path} is refused as a batch of CIFAR-10: {reason}. Get the official archive again, or convert the data "
+            f"{path} is refused as a batch of CIFAR: {reason}. Get the official archive again, or convert the data "
             "to an NPZ file."
         ) from error
     return pixels.reshape(-1, 3, 32, 32), labels
+
+
+def parse_svhn(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Read one of SVHN's cropped files, MATLAB 5: uint8 images (n, 3, 32, 32) and int64 labels (n,), the digit 0 as 0.
+
+    The file holds `X` (32, 32, 3, n) and `y` (n, 1), where 10 stands for the digit 0. Only these two are read, as numbers.
+    """
+    from scipy.io import loadmat
+
+    try:
+        fields = loadmat(io.BytesIO(content), variable_names=("X", "y"), mat_dtype=False)
+        pixels, labels = (np.asarray(fields[key]) for key in ("X", "y"))
+        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3):
+            raise ValueError(f"X is {pixels.dtype} of shape {pixels.shape}, where uint8 (32, 32, 3, n) is needed")
+        if labels.dtype.kind not in "uif" or labels.shape != (pixels.shape[3], 1):
+            raise ValueError(f"y is {labels.dtype} of shape {labels.shape}, where {(pixels.shape[3], 1)} numbers are needed")
+        if not np.isin(labels, range(1, 11)).all():
+            raise ValueError("y holds something else than whole numbers from 1 to 10")
+    except Exception as error:  # a broken MATLAB file can raise anything, and all of it means the same
+        raise UsageError(
+            f"{path} is refused as a file of SVHN's cropped digits: {type(error).__name__}: {error}. Get the official file "
+            "again, or convert the data to an NPZ file."
+        ) from error
+    return np.ascontiguousarray(pixels.transpose(3, 2, 0, 1)), labels[:, 0].astype(np.int64) % 10
 
 
 def read_npz(path: Path, keys: Sequence[str]) -> list[np.ndarray]:

@@ -59,7 +59,8 @@ class DermaMNIST:
             raise UsageError(f"split={split}: dataset={self.name} has its own three parts. Use split=official")
         arrays = self._read(data_dir)
         official = hashlib.md5(read_bytes(data_dir / self.file), usedforsecurity=False).hexdigest() == self.md5
-        train, test = ((apply_profile(x, np.arange(len(x)), self._profile), y) for x, y in (arrays["train"], arrays["test"]))
+        parts = (arrays["train"], arrays["test"])
+        train, test = ((apply_profile(x, np.arange(len(x)), self._profile, None), y) for x, y in parts)
         unused = len(arrays["val"][1])
         return assemble(self.name, "image", train, test, self.classes, official, self.file, unused)
 

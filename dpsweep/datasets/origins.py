@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dpsweep.datasets.images import CIFAR10, MNIST, FashionMNIST
+from dpsweep.datasets.images import CIFAR10, CIFAR100, MNIST, SVHN, FashionMNIST
 from dpsweep.datasets.medmnist import DermaMNIST
 from dpsweep.datasets.tabular import CARDIO_SHA256, HEART_SHA256, Cardio, Heart
 
@@ -104,6 +104,23 @@ ORIGINS: dict[str, Origin] = {
                 tuple(Source(f"https://zenodo.org/records/{n}/files/{DermaMNIST.file}?download=1") for n in (10519652, 6496656)),
                 {},
             ),
+        ),
+    ),
+    "cifar100": Origin(
+        "CIFAR-100, no licence stated; cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
+        (
+            Parcel(
+                {f"{CIFAR100.folder}/{file}": f"md5:{md5}" for file, md5 in CIFAR100.md5.items()},
+                (Source("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "tar"),),
+                {},
+            ),
+        ),
+    ),
+    "svhn": Origin(
+        "SVHN, cropped digits, for non-commercial use; cite Netzer et al. (2011), Reading Digits in Natural Images",
+        tuple(
+            Parcel({file: f"md5:{md5}"}, (Source(f"http://ufldl.stanford.edu/housenumbers/{file}"),), {})
+            for file, md5 in SVHN.md5.items()
         ),
     ),
     "heart": Origin(

@@ -1,13 +1,22 @@
-"""Image profiles: what becomes of the bytes of an image before a model sees it (DP-RVFL paper, image robustness)."""
+"""Image profiles: what becomes of the bytes of an image before a model sees it (DP-RVFL and FO-DP-SGD papers)."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from dpsweep.errors import UsageError
 
-PROFILES = ("raw01", "fixed_centered", "half_resolution")
+PROFILES = ("raw01", "fixed_centered", "half_resolution", "standardized")
 _CHUNK = 4096  # images treated at a time, so that no second copy of the whole set is made
+
+
+class Constants(NamedTuple):
+    """Mean and standard deviation of each channel of raw01, as published for the dataset: never read from the records."""
+
+    means: tuple[float, ...]
+    sds: tuple[float, ...]
 
 
 def check_profile(profile: str | None) -> str:
@@ -19,7 +28,9 @@ def check_profile(profile: str | None) -> str:
     return profile
 
 
-def apply_profile(images: np.ndarray, records: np.ndarray, profile: str, white: int = 255) -> np.ndarray:
+def apply_profile(
+    images: np.ndarray, records: np.ndarray, profile: str, constants: Constants | None, white: int = 255
+) -> np.ndarray:
     """The images `records` of uint8 (n, channels, height, width), each treated by itself: float32, C-contiguous.
 
     `white` is the largest value that a pixel can have. Profiles:
@@ -28,7 +39,10 @@ def apply_profile(images: np.ndarray, records: np.ndarray, profile: str, white: 
     * `fixed_centered`: (raw01 - 0.5) / 0.5, in [-1, 1]. The constants are fixed, not means of the records.
     * `half_resolution`: the image resized as bytes to half its height and width, then raw01. The filter is Pillow's
       bilinear one with antialiasing, so the pixels are those of torchvision's Resize on a PIL image.
+    * `standardized`: (raw01 - mean) / SD in each channel, by the dataset's public `constants`, where there are some.
     """
+    if profile == "standardized" and constants is None:
+        raise UsageError("dataset.profile=standardized: no constants are published for this dataset. Choose another profile")
     shape = images.shape[1:]
     if profile == "half_resolution":
         shape = (shape[0], shape[1] // 2, shape[2] // 2)
@@ -42,6 +56,10 @@ def apply_profile(images: np.ndarray, records: np.ndarray, profile: str, white: 
         if profile == "fixed_centered":
             treated[chunk] -= np.float32(0.5)
             treated[chunk] /= np.float32(0.5)
+        if profile == "standardized" and constants is not None:
+            means, sds = (np.array(values, dtype=np.float32)[:, None, None] for values in constants)
+            treated[chunk] -= means
+            treated[chunk] /= sds
     return treated
 
 

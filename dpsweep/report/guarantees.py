@@ -191,6 +191,11 @@ def in_words(results: Results) -> list[tuple[str, int]]:
     return Counter(str(record["guarantee_text"]) for record in results.done).most_common()
 
 
+def selections(results: Results) -> list[tuple[str, int]]:
+    """How hyperparameters of the done runs were chosen, in words, with how many runs say so."""
+    return Counter(record["selection"] for record in results.done if record.get("selection")).most_common()
+
+
 def unprotected(results: Results) -> list[tuple[str, list[str]]]:
     """By dataset, the record fields that were read from its data without noise."""
     fields: dict[str, set[str]] = defaultdict(set)

@@ -3,13 +3,13 @@
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpsweep.errors import UsageError
 
-LABELS = ("model", "mechanism", "optimizer", "accountant", "run", "repeat")
+LABELS = ("model", "method", "mechanism", "optimizer", "accountant", "run", "repeat")
 OWN_BASELINE = ("mechanism", "optimizer", "accountant")  # what non-private training may lack
 Row = tuple[str, ...]
 
@@ -18,9 +18,9 @@ Row = tuple[str, ...]
 class Metric:
     """A number of a record.
 
-    Its field (two fields joined by + are summed, a dot leads into a field of a field), its name, its unit, the factor from
-    the record to that unit, its decimals, the range that it can have in the record's unit, and whether every seed must
-    give the same (`exact`).
+    Its field (two fields joined by + are summed, a dot leads into a field of a field, or to a place of a list), its name,
+    its unit, the factor from the record to that unit, its decimals, the range that it can have in the record's unit, and
+    whether every seed must give the same (`exact`).
     """
 
     field: str
@@ -37,7 +37,10 @@ class Metric:
         for name in self.field.split("+"):
             value: Any = record
             for key in name.split("."):
-                value = None if value is None else value.get(key)
+                if isinstance(value, list):
+                    value = value[int(key)] if value else None
+                else:
+                    value = None if value is None else value.get(key)
             if value is None or not math.isfinite(value):
                 return None
             total += value
@@ -75,20 +78,23 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Budget:
-    """A column: a target epsilon, no target though there is noise (`private`), or non-private training."""
+    """A column: a target epsilon, a given noise multiplier, neither though there is noise (`private`), or non-private."""
 
     target: float | None
     private: bool
+    noise: float | None = None
 
     @property
     def name(self) -> str:
         if self.target is not None:
             return f"ε={self.target:g}"
+        if self.noise is not None:
+            return f"σ={self.noise:.4g}"
         return "no target" if self.private else "non-private"
 
     @property
-    def order(self) -> tuple[float, bool]:
-        return (-1.0 if self.target is None else self.target, self.private)
+    def order(self) -> tuple[float, bool, float]:
+        return (-1.0 if self.target is None else self.target, self.private, self.noise or 0.0)
 
 
 @dataclass
@@ -149,13 +155,18 @@ class Results:
         return [run for run in self.runs if run.status == status]
 
 
-def join(tasks: Sequence[Mapping[str, Any]], records: Sequence[dict[str, Any]]) -> Results:
+def join(
+    tasks: Sequence[Mapping[str, Any]],
+    records: Sequence[dict[str, Any]],
+    method: Callable[[Mapping[str, Any]], str | None] | None = None,
+) -> Results:
     """Join tasks with records by id and find the labels that vary.
 
     Without tasks every record is its own task. Two runs share a cell only if they differ in nothing but the seed: what
     else differs (optimizer, accountant, run label, any key of the configuration) becomes a column. A label that
     non-private training lacks (its mechanism is "none") is taken from the private runs of the same model where these
     have only one, so that the baseline stands in their row. A task without a record may bring its `config`.
+    `method` gives a configuration the name by which a paper calls its mechanism and optimizer together.
 
     Raises UsageError for two records or two tasks of one id, and for two records of one cell and seed.
     """
@@ -164,7 +175,7 @@ def join(tasks: Sequence[Mapping[str, Any]], records: Sequence[dict[str, Any]]) 
     by_id = {record["id"]: record for record in records}
     if not tasks:
         tasks = sorted(records, key=_natural_order)
-    runs = [_run(task, by_id.get(task["id"])) for task in tasks]
+    runs = [_run(task, by_id.get(task["id"]), method) for task in tasks]
     columns = _set_rows(runs)
     seen: dict[tuple, str] = {}
     for run in runs:
@@ -199,14 +210,18 @@ def _natural_order(record: Mapping[str, Any]) -> tuple:
     )  # fmt: skip
 
 
-def _run(task: Mapping[str, Any], record: dict[str, Any] | None) -> Run:
+def _run(
+    task: Mapping[str, Any], record: dict[str, Any] | None, method: Callable[[Mapping[str, Any]], str | None] | None = None
+) -> Run:
     source = task if record is None else record
     labels = {name: source.get(name) for name in LABELS}
+    if method is not None and source.get("config"):
+        labels["method"] = method(source["config"])
     if labels["mechanism"] == "none":
         labels["mechanism"] = None
     noisy = record is not None and (record["noise_multiplier"] is not None or record["epsilon"] is not None)
-    target = source["target_epsilon"]
-    budget = Budget(None if target is None else float(target), target is not None or noisy)
+    target, noise = source["target_epsilon"], source.get("target_noise_multiplier")
+    budget = Budget(None if target is None else float(target), noisy or (target, noise) != (None, None), noise)
     config = source.get("config")
     return Run(task["id"], source["dataset"], budget, source["seed"], labels, config, record, keys=flatten(config))
 

@@ -62,12 +62,16 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True)
 class Needs:
-    """The tasks that a table or figure reads: one stage, and all models, budgets and datasets unless some are named."""
+    """The tasks that a table or figure reads: one stage, and all models, budgets and datasets unless some are named.
+
+    `where`, if given, must hold too.
+    """
 
     stage: str
     models: tuple[str, ...] = ()
     epsilons: tuple[float | None, ...] = ()
     datasets: tuple[str, ...] = ()
+    where: Callable[[Place], bool] | None = None
 
     def covers(self, place: Place) -> bool:
         return (
@@ -75,6 +79,7 @@ class Needs:
             and (not self.models or place.model in self.models)
             and (not self.epsilons or place.epsilon in self.epsilons)
             and (not self.datasets or place.dataset in self.datasets)
+            and (self.where is None or self.where(place))
         )
 
 
@@ -103,6 +108,7 @@ class Paper:
         items: its tables and figures in order; `headline` are those that the terminal shows.
         compare: the stage whose contrasts are tested, the label, the reference and the metrics' names.
         datasets: its datasets in order, with the names that it prints.
+        method: what it calls a configuration's mechanism and optimizer together; None where it compares models.
     """
 
     name: str
@@ -114,6 +120,7 @@ class Paper:
     headline: tuple[str, ...]
     compare: tuple[str, str, str, tuple[str, ...]]
     datasets: Mapping[str, str]
+    method: Callable[[Mapping[str, Any]], str | None] | None = None
 
     def choose(self, names: str) -> tuple[Item, ...]:
         """The tables and figures of a list such as "table3,figure2".

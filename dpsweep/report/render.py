@@ -67,7 +67,7 @@ def build(
     """
     spec_module.check(spec)
     paper = load_paper(spec["paper"]) if spec.get("paper") else None
-    results = join(tasks, records)
+    results = join(tasks, records, paper.method if paper else None)
     metrics = metrics_of(spec.get("metrics") or DEFAULT_METRICS)
     drawn = metrics_of(spec.get("figures", [] if paper else list(metrics)[:1]) or ())
     if paper is None:
@@ -108,6 +108,7 @@ def build(
         title=title, about=about, counts=terminal.counts(results, set_aside), warnings=terminal.warnings(results),
         sections=sections, pictures=pictures, parts=parts, paper=paper, scope=guarantees.scope(results), words=words,
         in_words=guarantees.in_words(results), unprotected=guarantees.unprotected(results),
+        selections=guarantees.selections(results),
     )  # fmt: skip
     index = out_dir / "index.html"
     partial = out_dir / f".index.{os.getpid()}.html"
@@ -129,9 +130,10 @@ def build_parts(
     Raises UsageError for a suite without a paper, a part that the paper lacks, and as `build` does.
     """
     spec_module.check(spec)
-    items = load_paper(spec.get("paper")).choose(names)
-    results = join(tasks, records)
-    evidence = Evidence(load_paper(spec.get("paper")), results.runs)
+    paper = load_paper(spec.get("paper"))
+    items = paper.choose(names)
+    results = join(tasks, records, paper.method)
+    evidence = Evidence(paper, results.runs)
     out_dir.mkdir(parents=True, exist_ok=True)
     parts = [_part(item, evidence, out_dir) for item in items]
     texts = []

@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST and CIFAR-10: small files in each layout, hostile and broken files, and the real data."""
+"""The image datasets: small files in each layout, hostile and broken files, and the real data."""
 
 import gzip
 import importlib.util
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpsweep.datasets.base import MissingData
-from dpsweep.datasets.images import CIFAR10, MNIST, FashionMNIST
+from dpsweep.datasets.images import CIFAR10, CIFAR100, MNIST, SVHN, FashionMNIST
 from dpsweep.errors import UsageError
 
 RNG = np.random.default_rng(0)
@@ -254,7 +254,7 @@ def test_files_that_are_no_npz(tmp_path, content):
         CIFAR10().load(tmp_path, "official", 1)
 
 
-@pytest.mark.parametrize("reader", [MNIST(), FashionMNIST(), CIFAR10()])
+@pytest.mark.parametrize("reader", [MNIST(), FashionMNIST(), CIFAR10(), CIFAR100()])
 def test_missing_files_are_named_with_folder_and_remedy(tmp_path, reader):
     with pytest.raises(MissingData) as caught:
         reader.check(tmp_path)
@@ -286,8 +286,11 @@ def test_the_md5s_are_torchvisions():
     package = importlib.util.find_spec("torchvision")
     if package is None or not package.submodule_search_locations:
         pytest.skip("torchvision is not installed")
-    text = (Path(package.submodule_search_locations[0]) / "datasets/cifar.py").read_text()
-    assert all(f'["{file}", "{md5}"]' in text for file, md5 in CIFAR10.md5.items())
+    folder = Path(package.submodule_search_locations[0]) / "datasets"
+    text = (folder / "cifar.py").read_text()
+    assert all(f'["{file}", "{md5}"]' in text for reader in (CIFAR10, CIFAR100) for file, md5 in reader.md5.items())
+    text = (folder / "svhn.py").read_text()
+    assert all(f'"{file}"' in text and f'"{md5}"' in text for file, md5 in SVHN.md5.items())
 
 
 @pytest.mark.data
