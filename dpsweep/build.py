@@ -10,7 +10,7 @@ import inspect
 from fractions import Fraction
 from typing import Any
 
-from dpsweep.config import fraction
+from dpsweep.checks import fraction
 from dpsweep.errors import UsageError
 from dpsweep.mechanisms.base import Account, Mechanism, Plan, Schedule, Target
 from dpsweep.privacy.sampling import protocol_numbers

@@ -97,7 +97,8 @@ class _Help(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help="show this help")
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from dpsweep.config import FORM, GROUPS, NUMBER_GROUPS, Composer, flatten
+        from dpsweep.checks import flatten
+        from dpsweep.config import FORM, GROUPS, NUMBER_GROUPS, Composer
 
         parser.print_help()
         composer = Composer()
@@ -223,6 +224,9 @@ def _report(options: argparse.Namespace) -> int:
             f"{records.folder} holds no record of {title}: run it first ({run}), or name its folder: output_dir=PATH"
         )
     out_dir = plan.settings.output_dir / "reports" / title
+    if plan.part and plan.table is None:  # a part of a suite has a page of its own: the whole suite's stays
+        out_dir = out_dir.with_name(f"{title} {plan.part}".replace(" ", "-")[:150])
+        title, about = f"{title} ({plan.part})", f"A part of the suite. {about}"
     if plan.table is not None:
         report = build_parts(plan.table, tasks, scan.records, spec, out_dir)
     else:

@@ -17,7 +17,7 @@ from math import prod
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from dpsweep.config import fraction
+from dpsweep.checks import fraction
 from dpsweep.tasks import Settings, Task, available_cores
 
 Stop = Callable[[], int]  # how often the user asked to stop: 1 finishes what runs, 2 ends it

@@ -6,13 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpsweep.config import GROUPS, PERFORMANCE, Composer, Item, as_number
 from dpsweep.errors import UsageError
-
-if TYPE_CHECKING:
-    from dpsweep.tasks import Task
 
 KEYS = ("name", "about", "include", "grids", "report")
 FILTERS = (*(group for group in GROUPS if group not in PERFORMANCE), "run")  # what keeps some of a suite's tasks
@@ -27,25 +24,33 @@ class Request:
         points: every task's overrides, in the order in which they run.
         filters: keys of `FILTERS` and the values to keep; a task is kept if it passes all of them.
         table: names of the paper's tables and figures, with commas; their tasks alone are kept. None: all tasks.
+        repeats: which executions were asked for; none: one execution.
     """
 
     suite: dict[str, Any]
     points: list[list[Item]]
     filters: dict[str, list[Any]]
     table: str | None
+    repeats: list[Any]
 
-    def keep(self, tasks: list[Task]) -> list[Task]:
-        """The tasks that pass every filter, in their order.
+    @property
+    def part(self) -> str:
+        """What of the suite was asked for: "dataset=heart repeat=1,2", "" for the whole."""
+        asked = self.filters | ({"repeat": self.repeats} if self.repeats else {})
+        return " ".join(f"{key}={','.join(map(_word, values))}" for key, values in asked.items())
+
+    def keep(self, configs: list[dict[str, Any]]) -> list[int]:
+        """The positions of the tasks whose canonical configurations pass every filter, in their order.
 
         Raises:
             UsageError: a filter's value that no task has, a table that there isn't, or nothing is left over.
         """
         for key, values in self.filters.items():
-            self._check(key, values, [_value(task.config, key) for task in tasks])
-        kept = [task for task in tasks if all(_passes(task.config, key, values) for key, values in self.filters.items())]
+            self._check(key, values, [_value(config, key) for config in configs])
+        kept = [i for i, config in enumerate(configs) if all(_passes(config, k, values) for k, values in self.filters.items())]
         if self.table is not None:
             needed = _needed(self.suite, self.table)
-            kept = [task for task in kept if needed(task.config)]
+            kept = [i for i in kept if needed(configs[i])]
         if not kept:
             asked = self.filters if self.table is None else self.filters | {"table": [self.table]}
             together = " ".join(f"{key}={','.join(map(_word, values))}" for key, values in asked.items())
@@ -103,7 +108,7 @@ def request(points: list[list[Item]], composer: Composer) -> Request:
     composer.preload((key, v) for key, values in filters.items() if key in GROUPS for v in values if isinstance(v, str))
     once = [point + performance for grid in suite["grids"] for point in _grid(grid)]
     again = [[*point, ("repeat", repeat)] for repeat in repeats for point in once]
-    return Request(suite, again or once, filters, ",".join(map(str, tables)) or None)
+    return Request(suite, again or once, filters, ",".join(map(str, tables)) or None, repeats)
 
 
 def load(name: str, composer: Composer) -> dict[str, Any]:

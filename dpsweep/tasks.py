@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep import suites
-from dpsweep.config import GROUPS, Composer, Config, ImpossiblePair, Item, fraction, is_private, parse
+from dpsweep.checks import ImpossiblePair, fraction, is_private
+from dpsweep.config import GROUPS, Composer, Config, Item, parse
 from dpsweep.errors import UsageError
 
 PROTOCOL = 1  # raised when the same configuration would come to mean another computation
@@ -149,7 +150,8 @@ def _without_nulls(value: Any) -> Any:
 class Plan:
     """What a command line asks for: the tasks in order, and what was left out because it can't be.
 
-    With a suite: its YAML, and the tables and figures that were asked for (``table=table3,figure2``).
+    With a suite: its YAML, the tables and figures that were asked for (``table=table3,figure2``), and the part of it that
+    filters and repeats ask for, in words ("" for the whole).
     """
 
     tasks: list[Task]
@@ -157,6 +159,7 @@ class Plan:
     impossible: list[str]
     suite: dict[str, Any] | None = None
     table: str | None = None
+    part: str = ""
 
 
 def enumerate_tasks(overrides: list[str], composer: Composer, multirun: bool = False) -> Plan:
@@ -169,7 +172,8 @@ def enumerate_tasks(overrides: list[str], composer: Composer, multirun: bool = F
     request = suites.request(parse(overrides, multirun=True), composer)
     plan = _plan(request.points, composer, strict=False)
     check_compare(request.suite.get("report") or {}, [task.labels for task in plan.tasks])
-    return replace(plan, tasks=request.keep(plan.tasks), suite=request.suite, table=request.table)
+    kept = [plan.tasks[i] for i in request.keep([task.config for task in plan.tasks])]
+    return replace(plan, tasks=kept, suite=request.suite, table=request.table, part=request.part)
 
 
 def _plan(points: list[list[Item]], composer: Composer, strict: bool) -> Plan:

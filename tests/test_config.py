@@ -3,7 +3,8 @@
 import pytest
 from zoo import partner
 
-from dpsweep.config import GROUPS, Composer, ImpossiblePair, config_home, flatten, fraction, parse
+from dpsweep.checks import ImpossiblePair, flatten, fraction
+from dpsweep.config import GROUPS, Composer, config_home, parse
 from dpsweep.errors import UsageError
 
 COMPOSER = Composer()

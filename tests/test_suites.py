@@ -254,3 +254,12 @@ def test_the_fo_suites_have_the_papers_protocol():
     tuned, judged = ({task.config["seed"] for task in tasks(f"suite={name}")} for name in ("fo_tuning", "fo_dp_sgd"))
     assert tuned == {900, 901} and judged == {42, 43, 44, 45, 46}
     assert {task.config["split"] for task in tasks("suite=fo_tuning")} == {"subset_tuning"}
+
+
+def test_a_part_of_a_suite_is_told_from_the_whole():
+    """Its report goes into a folder of its own, so that the whole suite's page stays."""
+    parts = {given: enumerate_tasks(given.split(), COMPOSER).part for given in (
+        "suite=dp_rvfl_smoke", "suite=dp_rvfl_smoke threads=1", "suite=dp_rvfl_smoke dataset=digits epsilon=none,2",
+        "suite=dp_rvfl_smoke repeat=1,2",
+    )}  # fmt: skip
+    assert list(parts.values()) == ["", "", "dataset=digits epsilon=none,2", "repeat=1,2"]
