@@ -182,6 +182,10 @@ Statistic = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 Rule = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
+#: Losses (n,) of records from logits (n, outputs), labels (n,) and uniform numbers (n, some).
+Losses = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+
+
 class Data(Protocol):
     """The one door to the private records: handles go out, and only releases come back as numbers."""
 
@@ -225,8 +229,16 @@ class Data(Protocol):
                 datasets: at least `bound`, which is the default.
         """
 
-    def gradient(self, batch: Batch) -> torch.Tensor:
-        """The mean of unclipped per-example gradients: not private, and charged to the ledger as unbounded."""
+    def gradient(self, batch: Batch, losses: Losses | None = None, uniforms: int = 0, realised: bool = True) -> torch.Tensor:
+        """The mean of unclipped per-example gradients: not private, and charged to the ledger as unbounded.
+
+        Args:
+            batch: the records.
+            losses: of which loss: from logits (n, outputs), labels (n,) and uniform numbers in (0, 1), float64 (n, uniforms), to
+                one loss a record (n,). By default the cross-entropy.
+            uniforms: how many numbers a record gets; they are drawn before the batch is cut.
+            realised: divide by the number of records drawn, or by the public `normalizer`.
+        """
 
     def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> torch.Tensor:
         """The sum plus independent noise of size ``noise_multiplier * sensitivity``, charged to the ledger first.

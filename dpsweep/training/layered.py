@@ -135,7 +135,7 @@ class LayeredEngine:
 
     def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        return gradient_sum(self._model, self._laid_out(inputs), y, self._asked)
+        return gradient_sum(self._model, lambda rows: self._model(*self._laid_out(rows)), inputs, y, self._asked)
 
     def _laid_out(self, inputs: Inputs) -> Inputs:
         x, *masks = inputs
