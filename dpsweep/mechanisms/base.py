@@ -36,6 +36,7 @@ class Schedule:
         normalizer: m0 = max(1, floor(q N0)), the fixed divisor of every noisy sum.
         batch_size: for training without privacy, the size of a shuffled batch.
         model: the keys of the model's YAML, such as its width, where a method's noise depends on them.
+        classes: how many the dataset has.
     """
 
     reference_size: int
@@ -44,6 +45,7 @@ class Schedule:
     normalizer: int
     batch_size: int
     model: Mapping[str, Any] = field(default_factory=dict)
+    classes: int = 2
 
 
 @dataclass(frozen=True)
@@ -308,6 +310,10 @@ class Mechanism:
             UsageError: no plan can meet it.
         """
         raise NotImplementedError
+
+    def calibrated(self, plan: Plan, account: Account, target: Target | None) -> str | None:
+        """What calibration found, in words, where it isn't a noise multiplier."""
+        return None
 
     def start(self, plan: Plan, model: torch.nn.Module, optimizer: Optimizer | None) -> State:
         """The state before the first step."""

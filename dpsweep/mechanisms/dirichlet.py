@@ -11,6 +11,7 @@ account is recorded as claimed, and none is proved.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from dpsweep.mechanisms.base import Account, Data, Guarantee, Mechanism, Plan, Schedule, State, Target
@@ -37,40 +38,40 @@ class Dirichlet(Mechanism):
         divisor: of the summed gradients: ``public`` (m0 = floor(q N0)) or ``realised``, the size of the drawn batch as in the
             paper, which tells that size.
         bound: the account's: see :class:`~dpsweep.privacy.dirichlet.DirichletAccount`.
+        r_sample_rate, r_steps: r is calibrated for this schedule in place of the run's own, so that a shortened run shows what
+            the full one would do. What is claimed then is what the account says of the run's own schedule with that r.
 
     Guarantee: none is proved for the released model; the method's own claim is kept apart.
     """
 
     uniforms_per_class = 1  # that a record's loss draws
 
-    def __init__(self, alpha: float, divisor: str, bound: str) -> None:
+    def __init__(self, alpha: float, divisor: str, bound: str, r_sample_rate: Any = None, r_steps: int | None = None) -> None:
         if divisor not in ("public", "realised"):
             raise ValueError(f"mechanism.divisor={divisor}: public or realised is needed")
         self.alpha, self.divisor, self.bound = float(alpha), divisor, bound
+        self._borrowed = _schedule_of_r(r_sample_rate, r_steps)
 
     def calibrate(self, schedule: Schedule, target: Target | None, account: Account) -> Plan:
         """The largest r whose claim is within the target."""
         assert target is not None and target.epsilon is not None, "its YAML says that it takes a budget"
-        counted = DirichletAccount(schedule.sample_rate, schedule.steps, account.delta, self.alpha, self.bound)
-        r = counted.calibrate(target.epsilon)
-        public = {"r": r, "alpha": self.alpha, "kappa": effective_scale(r, self.alpha), "claimed": counted.epsilon(r)}
+        return self._plan(schedule, target.epsilon, account.delta)
+
+    def _plan(self, schedule: Schedule, epsilon: float, delta: float) -> Plan:
+        rate, steps = self._borrowed or (schedule.sample_rate, schedule.steps)
+        r = DirichletAccount(rate, steps, delta, self.alpha, self.bound).calibrate(epsilon)
+        public = {"r": r, "alpha": self.alpha, "kappa": effective_scale(r, self.alpha), "classes": schedule.classes}
         return Plan(Poisson(schedule.sample_rate), (Unbounded(_REASON),), schedule.steps, public=public)
 
     def step(self, state: State, data: Data) -> None:
         """Draw a batch, perturb its probabilities, step on the mean gradient of the losses."""
-        public, realised = state.plan.public, self.divisor == "realised"
-        uniforms = self.uniforms_per_class * state.memory["classes"]
+        public = state.plan.public
 
         def losses(logits: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
-            return self.losses(concentrations(logits, public["r"], public["alpha"]), labels, uniform)
+            return self.losses(concentrations(logits, public["r"], self.alpha), labels, uniform)
 
-        state.update(data.gradient(data.draw(), losses, uniforms, realised))
-
-    def start(self, plan: Plan, model: Any, optimizer: Any) -> State:
-        """The state before the first step; it knows the number of classes."""
-        state = State(plan, model, optimizer)
-        state.memory["classes"] = classes_of(model)
-        return state
+        uniforms = self.uniforms_per_class * int(public["classes"])
+        state.update(data.gradient(data.draw(), losses, uniforms, realised=self.divisor == "realised"))
 
     @staticmethod
     def losses(a: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
@@ -78,22 +79,68 @@ class Dirichlet(Mechanism):
         gammas = gamma_at(a, uniform)
         return gammas.sum(1).log() - gammas.gather(1, labels.unsqueeze(1)).squeeze(1).log()
 
+    def claim(self, plan: Plan, account: Account, target: Target) -> float | None:
+        """The epsilon that the method's own analysis claims for this run: its target, or where r was calibrated for another
+        schedule, what Theorem 9 says at the run's own (None where it says nothing)."""
+        if self._borrowed is None:
+            return target.epsilon
+        assert isinstance(plan.sampler, Poisson)
+        own = DirichletAccount(plan.sampler.sample_rate, plan.steps, account.delta, self.alpha, self.bound)
+        claimed = own.epsilon(plan.public["r"])
+        return claimed if claimed < float("inf") else None
+
     def guarantee(self, plan: Plan, ledger: Ledger, account: Account, target: Target | None) -> Guarantee:
         """The claim, and why it isn't proved for the model."""
-        claimed = plan.public["claimed"]
-        return Guarantee(
-            "replace_features", "features", claimed, None,
-            f"No privacy of the released model is proved: {_REASON}. The method's own analysis claims ({claimed:.6g}, "
-            f"{account.delta:g})-differential privacy for replacing one record's features, with labels public.",
-            reason=_REASON,
+        assert target is not None
+        claimed = self.claim(plan, account, target)
+        text = f"No privacy of the released model is proved: {_REASON}. {self._claim_in_words(plan, account, target)}."
+        if claimed is None:
+            return Guarantee(None, None, None, None, text, reason=_REASON)
+        return Guarantee("replace_features", "features", claimed, None, text, reason=_REASON)
+
+    def _claim_in_words(self, plan: Plan, account: Account, target: Target) -> str:
+        claimed = self.claim(plan, account, target)
+        what = "nothing" if claimed is None else (
+            f"({claimed:.6g}, {account.delta:g})-differential privacy for replacing one record's features, with labels public"
         )  # fmt: skip
+        if self._borrowed is None:
+            return f"The method's own analysis claims {what}"
+        rate, steps = self._borrowed
+        return (
+            f"Its r is that of epsilon {target.epsilon:g} at q = {rate}, T = {steps}, which is not this run's schedule; at its "
+            f"own the method's analysis claims {what}"
+        )
+
+    def calibrated(self, plan: Plan, account: Account, target: Target | None) -> str:
+        """r, the claim, and that it is a claim."""
+        public = plan.public
+        found = f"r {public['r']:.6f} at alpha {self.alpha:g} (kappa {public['kappa']:.6f})"
+        if target is None:
+            return f"{found}; no privacy"
+        return f"{found}. {self._claim_in_words(plan, account, target)}; nothing is proved for the released model"
 
 
 class DirichletMean(Dirichlet):
     """The same without the samples: steps on their expected loss, psi(A) - psi(a_y) (Theorem 10), whose gradient is the mean of
-    the Dirichlet step's. No privacy of any kind: it shows what the samples' variance costs."""
+    the Dirichlet step's. No privacy of any kind: it shows what the samples' variance costs.
+
+    Args:
+        r_epsilon, r_delta: r is the one that `dirichlet` has at this budget; the others are as there.
+    """
 
     uniforms_per_class = 0
+
+    def __init__(self, r_epsilon: float, r_delta: float, **keys: Any) -> None:
+        if not r_epsilon > 0:
+            raise ValueError(f"mechanism.r_epsilon={r_epsilon}: a number above 0 is needed")
+        if not 0 < r_delta < 1:
+            raise ValueError(f"mechanism.r_delta={r_delta}: a number strictly between 0 and 1 is needed, such as 1e-5")
+        super().__init__(**keys)
+        self._epsilon, self._delta = r_epsilon, r_delta
+
+    def calibrate(self, schedule: Schedule, target: Target | None, account: Account) -> Plan:
+        """The r that `dirichlet` has."""
+        return self._plan(schedule, self._epsilon, self._delta)
 
     @staticmethod
     def losses(a: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
@@ -108,12 +155,22 @@ class DirichletMean(Dirichlet):
         return Guarantee(None, None, None, None, f"No privacy: {reason}.", reason=reason)
 
 
-def classes_of(model: Any) -> int:
-    """How many classes a model's last linear layer tells apart: one output is two classes."""
-    import torch
-
-    outputs = [layer.out_features for layer in model.modules() if isinstance(layer, torch.nn.Linear)][-1]
-    return max(2, outputs)
+def _schedule_of_r(sample_rate: Any, steps: int | None) -> tuple[Fraction, int] | None:
+    """The schedule that r is calibrated for, from its two keys; None for the run's own."""
+    if sample_rate is None and steps is None:
+        return None
+    if sample_rate is None or steps is None:
+        key, other = ("r_steps", "r_sample_rate") if sample_rate is None else ("r_sample_rate", "r_steps")
+        raise ValueError(f"mechanism.{key} belongs together with mechanism.{other}: give both, or neither")
+    try:
+        rate = Fraction(str(sample_rate))
+    except (ValueError, ZeroDivisionError):
+        rate = Fraction(0)
+    if not 0 < rate < 1:
+        raise ValueError(f"mechanism.r_sample_rate={sample_rate}: a rate in (0, 1) is needed, such as 0.005 or 250/60000")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"mechanism.r_steps={steps}: an integer of at least 1 is needed")
+    return rate, steps
 
 
 def concentrations(logits: Tensor, r: float, alpha: float) -> Tensor:

@@ -2,7 +2,9 @@
 Training Deep Neural Network Classifiers", section 3), and the r that meets a target.
 
 This is an account of releasing the samples p~ ~ Dirichlet(r softmax(z) + alpha) of Poisson batches with labels public. It is no
-account of a model that is trained on them: see ``mechanisms/dirichlet.py``.
+account of a model that is trained on them: see ``mechanisms/dirichlet.py``. Even as an account of the samples it is the paper's
+claim, not ours: the theorem that it takes its sampling from (Zhu and Wang 2019, Theorem 5) is stated for adding or removing a
+record, and Lemma 8 compares replaced features.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class DirichletAccount:
         steps: T.
         delta: in (0, 1).
         alpha: the offset of every concentration, above 0.
-        bound: ``published``, whose terms from the third on count three times, or ``tight``, where they count once.
+        bound: ``published``, whose terms from the third on count three times, or ``tight``, where they count once. Zhu and Wang
+            prove the latter under a condition on the mechanism that nobody has shown for this one.
     """
 
     sample_rate: Fraction

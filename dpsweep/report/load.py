@@ -75,20 +75,24 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Budget:
-    """A column: a target epsilon, no target though there is noise (`private`), or non-private training."""
+    """A column: a target epsilon, no target though there is noise (`private`), or non-private training.
+
+    A target that the mechanism merely claims to meet (`claimed`) never shares a column with one that is proved.
+    """
 
     target: float | None
     private: bool
+    claimed: bool = False
 
     @property
     def name(self) -> str:
         if self.target is not None:
-            return f"ε={self.target:g}"
+            return f"{'claimed ' if self.claimed else ''}ε={self.target:g}"
         return "no target" if self.private else "non-private"
 
     @property
-    def order(self) -> tuple[float, bool]:
-        return (-1.0 if self.target is None else self.target, self.private)
+    def order(self) -> tuple[bool, float, bool]:
+        return (self.claimed, -1.0 if self.target is None else self.target, self.private)
 
 
 @dataclass
@@ -206,7 +210,8 @@ def _run(task: Mapping[str, Any], record: dict[str, Any] | None) -> Run:
         labels["mechanism"] = None
     noisy = record is not None and (record["noise_multiplier"] is not None or record["epsilon"] is not None)
     target = source["target_epsilon"]
-    budget = Budget(None if target is None else float(target), target is not None or noisy)
+    claimed = target is not None and bool(source.get("claim_only"))
+    budget = Budget(None if target is None else float(target), target is not None or noisy, claimed)
     config = source.get("config")
     return Run(task["id"], source["dataset"], budget, source["seed"], labels, config, record, keys=flatten(config))
 

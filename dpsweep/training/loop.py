@@ -121,8 +121,8 @@ class LoopData:
     def _uniform(self, purpose: str, n: int, columns: int) -> Tensor:
         """Numbers in (0, 1), float64 (n, columns), drawn for the logical batch."""
         stream = self._streams.setdefault(purpose, self._randomness.stream(purpose))
-        words = stream.uint64(n * columns) >> np.uint64(11)
-        return torch.from_numpy((words + 0.5) * 2.0**-53).view(n, columns).to(self._y.device)
+        words = stream.uint64(n * columns) >> np.uint64(12)  # 52 bits: with one more, the largest would round to 1
+        return torch.from_numpy((words + 0.5) * 2.0**-52).view(n, columns).to(self._y.device)
 
     def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> Tensor:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
