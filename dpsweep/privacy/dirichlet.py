@@ -115,11 +115,11 @@ class DirichletAccount:
             return high
 
         def excess(r: float) -> float:
-            return min(self.epsilon(r), 1e6) - target
+            return min(self.epsilon(r), 2 * target + 1) - target  # cut: near alpha it has no bound
 
-        r = float(brentq(excess, low, high, xtol=1e-13 * self.alpha, rtol=1e-13))
-        while self.epsilon(r) > target:  # the bracket's other end
-            r *= 1 - 1e-12
+        r, back = float(brentq(excess, low, high, xtol=1e-13 * self.alpha, rtol=1e-13)), 1e-13
+        while self.epsilon(r) > target:  # the root's wrong side
+            r, back = r * (1 - back), 2 * back
         return r
 
 
