@@ -29,6 +29,8 @@ _REASON = (
     "released model is not post-processing of what was accounted"
 )
 
+_LEAST = 1e-300  # of a probability: its reciprocal is a number too
+
 
 class Dirichlet(Mechanism):
     """Algorithm 1, with r* of equation 12.
@@ -76,8 +78,7 @@ class Dirichlet(Mechanism):
     @staticmethod
     def losses(a: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
         """-log p~_y of p~ ~ Dirichlet(a): shape (n,), from a (n, K), labels (n,) and uniform numbers (n, K)."""
-        gammas = gamma_at(a, uniform)
-        return gammas.sum(1).log() - gammas.gather(1, labels.unsqueeze(1)).squeeze(1).log()
+        return -sample_at(a, uniform).gather(1, labels.unsqueeze(1)).squeeze(1).log()
 
     def claim(self, plan: Plan, account: Account, target: Target) -> float | None:
         """The epsilon that the method's own analysis claims for this run: its target, or where r was calibrated for another
@@ -183,26 +184,29 @@ def concentrations(logits: Tensor, r: float, alpha: float) -> Tensor:
     return r * torch.softmax(logits, dim=1) + alpha
 
 
-def gamma_at(a: Tensor, uniform: Tensor) -> Tensor:
-    """Gamma(a, 1) variables at their quantiles `uniform`, float64, any one shape, differentiable by a.
+def sample_at(a: Tensor, uniform: Tensor) -> Tensor:
+    """p~ ~ Dirichlet(a), float64 (n, K), from independent uniform numbers in (0, 1) (n, K), differentiable by a.
 
-    The value is the inverse of the distribution function, so that a number by record decides it, however a batch is cut; its
-    derivative by a at a fixed quantile is that of implicit reparameterisation (Figurnov, Mohamed, Mnih 2018).
+    The value is that of Gamma(a_k, 1) variables at their quantiles, divided by their sum: numbers by record decide it, however a
+    batch is cut. The derivative is the pathwise one of ``torch.distributions.Dirichlet.rsample`` (Jankowiak and Obermeyer 2018),
+    a function of p~ and a alone.
     """
     import torch
     from scipy.special import gammaincinv
 
-    class Quantile(torch.autograd.Function):
+    class Sample(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, a: Tensor, uniform: Tensor) -> Tensor:
-            values = torch.from_numpy(gammaincinv(a.cpu().numpy(), uniform.cpu().numpy())).to(a.device)
-            values.clamp_min_(torch.finfo(values.dtype).tiny)
+            gammas = torch.from_numpy(gammaincinv(a.cpu().numpy(), uniform.cpu().numpy())).to(a.device)
+            gammas.clamp_min_(_LEAST)
+            values = (gammas / gammas.sum(1, keepdim=True)).clamp_(_LEAST, 1 - 2.0**-53)
             ctx.save_for_backward(a, values)
             return values
 
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
             a, values = ctx.saved_tensors
-            return gradient * torch._standard_gamma_grad(a, values), None
+            paths = torch._dirichlet_grad(values, a, a.sum(1, keepdim=True).expand_as(a))
+            return paths * (gradient - (values * gradient).sum(1, keepdim=True)), None
 
-    return Quantile.apply(a, uniform)  # type: ignore[no-untyped-call]
+    return Sample.apply(a, uniform)  # type: ignore[no-untyped-call]
