@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpsweep.report import beside, stats
 from dpsweep.report.beside import Line
-from dpsweep.report.load import METRICS, Metric
+from dpsweep.report.load import METRICS
 from dpsweep.report.markup import Footnotes, Table
 from dpsweep.report.paper import Evidence, Item, Needs, Paper, Place, Published, published_rows
 from dpsweep.report.tables import cell_marks, cell_text
@@ -34,7 +34,8 @@ STAGES = (*COMPARISONS, ALPHA_LR, SAMPLING, OPTIMIZERS)
 DIRICHLET, MEAN, PLAIN, DPSGD, NONE = "Dirichlet", "Dirichlet mean", "CE at γκ", "DP-SGD", "Non-private"
 METHODS = (DIRICHLET, MEAN, PLAIN, DPSGD)
 TITLES = {  # what an ε means under each
-    DIRICHLET: "Dirichlet (ε claimed)", MEAN: "its mean (ε sets r)", PLAIN: "CE at γκ(0.9) (ε sets r)", DPSGD: "DP-SGD (ε proved)",
+    DIRICHLET: "Dirichlet (ε claimed)", MEAN: "its mean (ε sets r)", PLAIN: "CE at γκ(0.9) (ε sets r)",
+    DPSGD: "DP-SGD (ε proved)",
 }  # fmt: skip
 OTHERS = {"Monir-Ghinita": "Monir and Ghinita", "DP-SGD WRN-40-4 (De et al.)": "DP-SGD, WRN-40-4"}
 ACCURACY = METRICS["accuracy"]
@@ -89,26 +90,30 @@ def _methods(evidence: Evidence, stage: str) -> list[str]:
 
 
 def comparison(evidence: Evidence, stage: str, name: str) -> list[Table]:
-    """Test accuracy by ε and method."""
-    methods = _methods(evidence, stage)
-    lines = [
-        Line(
-            (evidence.title(d), f"{e:g}"),
-            tuple((Place(stage, d, "", method, e), "accuracy_pct") for method in methods),
-        )
-        for d in evidence.datasets(stage)
-        for e in evidence.budgets(stage)
-    ]
-    lines += [
-        Line((evidence.title(d), "none"), ((Place(stage, d, "", NONE, None), "accuracy_pct"), *[None] * (len(methods) - 1)))
-        for d in evidence.datasets(stage)
-    ]
+    """Test accuracy by ε and method: published beside measured where the text states some number, else measured alone."""
+    methods = [*_methods(evidence, stage), NONE]
+    rows = [(d, e) for d in evidence.datasets(stage) for e in (*evidence.budgets(stage), None)]
+    cells = {
+        (d, e): [Place(stage, d, "", method, e) if (method == NONE) == (e is None) else None for method in methods]
+        for d, e in rows
+    }
+    labels = {(d, e): (evidence.title(d), "none" if e is None else f"{e:g}") for d, e in rows}
+    titles = [TITLES.get(method, method) for method in methods]
     caption = (
-        f"{name.capitalize()}. Test accuracy (%), mean ± sample SD over seeds; the line none is non-private training at the "
-        "stage's rate. Columns are not equally private: DP-SGD's ε is proved for adding or removing a record; the Dirichlet "
-        "mechanism's is merely claimed, for features; the others have none."
+        f"{name.replace('_', ' ').capitalize()}. Test accuracy (%), mean ± sample SD over seeds. Columns are not equally private: "
+        "DP-SGD's ε is proved for adding or removing a record; the Dirichlet mechanism's is merely claimed, for features; the "
+        "others have none."
     )
-    return [beside.table(evidence, name, caption, ["Dataset", "ε"], [TITLES.get(m, m) for m in methods], lines)]
+    if any(place.stage == stage for place, _ in evidence.published):
+        lines = [Line(labels[row], tuple(p and (p, "accuracy_pct") for p in cells[row])) for row in rows]
+        return [beside.table(evidence, name, caption, ["Dataset", "ε"], titles, lines)]
+    notes = Footnotes()
+    samples = {row: [p and evidence.sample(p, ACCURACY) for p in cells[row]] for row in rows}
+    usual = max((found.expected for line in samples.values() for found in line if found), default=0)
+    texts = [
+        [*labels[row], *(cell_text(f, ACCURACY, usual) + cell_marks(f, notes) if f else "" for f in samples[row])] for row in rows
+    ]
+    return [Table(name, caption, ["Dataset", "ε", *titles], texts, 2, notes=notes.listed())]
 
 
 def variance(evidence: Evidence) -> list[Table]:
@@ -125,8 +130,10 @@ def variance(evidence: Evidence) -> list[Table]:
                         row.append("—")
                         continue
                     text = ACCURACY.show(ours.mean - theirs.mean, "+")
-                    triples = [(s.mean, s.sd, s.n) for s in (ours, theirs) if s.sd is not None]
-                    interval = stats.welch_interval(*triples) if len(triples) == 2 else None
+                    interval = None
+                    if ours.sd is not None and theirs.sd is not None:
+                        interval = stats.welch_interval((ours.mean, ours.sd, ours.n), (theirs.mean, theirs.sd, theirs.n))
+                    interval = interval and ACCURACY.clip(interval, differences=True)
                     row.append(f"{text} ({' to '.join(ACCURACY.show(x, '+') for x in interval)})" if interval else text)
                 rows.append(row)
     caption = (
