@@ -100,9 +100,9 @@ def comparison(evidence: Evidence, stage: str, name: str) -> list[Table]:
     labels = {(d, e): (evidence.title(d), "none" if e is None else f"{e:g}") for d, e in rows}
     titles = [TITLES.get(method, method) for method in methods]
     caption = (
-        f"{name.replace('_', ' ').capitalize()}. Test accuracy (%), mean ± sample SD over seeds. Columns are not equally private: "
-        "DP-SGD's ε is proved for adding or removing a record; the Dirichlet mechanism's is merely claimed, for features; the "
-        "others have none."
+        f"{name.replace('_', ' ').capitalize()}. Test accuracy (%), mean ± sample SD over seeds. Columns are not equally "
+        "private: DP-SGD's ε is proved for adding or removing a record; the Dirichlet mechanism's is merely claimed, for "
+        "features; the others have none."
     )
     if any(place.stage == stage for place, _ in evidence.published):
         lines = [Line(labels[row], tuple(p and (p, "accuracy_pct") for p in cells[row])) for row in rows]
