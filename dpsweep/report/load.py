@@ -211,7 +211,7 @@ def _run(task: Mapping[str, Any], record: dict[str, Any] | None) -> Run:
     noisy = record is not None and (record["noise_multiplier"] is not None or record["epsilon"] is not None)
     target = source["target_epsilon"]
     claimed = target is not None and bool(source.get("claim_only"))
-    budget = Budget(None if target is None else float(target), target is not None or noisy, claimed)
+    budget = Budget(None if target is None else float(target), target is not None or noisy, claimed=claimed)
     config = source.get("config")
     return Run(task["id"], source["dataset"], budget, source["seed"], labels, config, record, keys=flatten(config))
 
