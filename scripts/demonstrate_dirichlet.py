@@ -31,6 +31,7 @@ from dpsweep.training.engines import over_records
 from dpsweep.training.layered import LayeredEngine
 from dpsweep.training.loop import LoopData, train
 
+COMPOSER = Composer()
 DELTA, CONFIDENCE = 1e-5, 0.95
 RATE, STEPS = Fraction(1, 8), 36  # the record is drawn in some step with probability 0.992
 RECORDS, FEATURES, CLASSES = 64, 6, 3
@@ -84,7 +85,7 @@ def records(world: str) -> tuple[Tensor, Tensor]:
 
 def planned(name: str, epsilon: float) -> tuple[Mechanism, Plan]:
     """A mechanism and its plan for a budget."""
-    mechanism = build("mechanism", Composer().node("mechanism", name))
+    mechanism = build("mechanism", COMPOSER.node("mechanism", name))
     schedule = Schedule(RECORDS, RATE, STEPS, int(RATE * RECORDS), int(RATE * RECORDS), classes=CLASSES)
     return mechanism, mechanism.calibrate(schedule, Target(epsilon), Account("rdp", DELTA))
 
@@ -92,7 +93,7 @@ def planned(name: str, epsilon: float) -> tuple[Mechanism, Plan]:
 def moved(mechanism: Mechanism, plan: Plan, world: str, randomness: Randomness) -> tuple[float, LoopData]:
     """By how much the marked feature's weight for the record's label has grown in one run, and the run's door to the data."""
     x, y = records(world)
-    model = build("model", Composer().node("model", "logistic_raw"), (FEATURES,), CLASSES, 0)
+    model = build("model", COMPOSER.node("model", "logistic_raw"), (FEATURES,), CLASSES, 0)
     prepared = over_records(LayeredEngine(model, None), model, x)
     data = LoopData(prepared, y, model, plan, int(RATE * RECORDS), randomness, "none")
     (weight,) = (parameter for parameter in model.parameters() if parameter.dim() == 2)
