@@ -64,15 +64,15 @@ def schedule_of(values: dict[str, Any]) -> Schedule:
     """The public numbers of a run (DP-RVFL paper, table 2): from batch size and epochs, or from a given rate and T; where the
     mechanism uses neither, one pass over all records."""
     size = values["dataset"]["reference_size"]
-    model = values["model"]
+    model, classes = values["model"], values["dataset"]["classes"]
     if values["sample_rate"] is not None:
         rate = fraction(values["sample_rate"])
         normalizer = max(1, int(rate * size))
-        return Schedule(size, rate, values["steps"], normalizer, normalizer, model)
+        return Schedule(size, rate, values["steps"], normalizer, normalizer, model, classes)
     if values["batch_size"] is None:
-        return Schedule(size, Fraction(1), 1, size, size, model)
+        return Schedule(size, Fraction(1), 1, size, size, model, classes)
     rate, steps, normalizer = protocol_numbers(size, values["batch_size"], values["epochs"])
-    return Schedule(size, rate, steps, normalizer, values["batch_size"], model)
+    return Schedule(size, rate, steps, normalizer, values["batch_size"], model, classes)
 
 
 def target_of(values: dict[str, Any]) -> Target | None:

@@ -215,9 +215,10 @@ def _report(options: argparse.Namespace) -> int:
             "seed",
             "run",
             "repeat",
+            "claim_only",
             "config",
         )
-        tasks = [{key: record[key] for key in labels} for record in scan.records]
+        tasks = [{key: record.get(key) for key in labels} for record in scan.records]
     if not {record["id"] for record in scan.records} & {task["id"] for task in tasks}:
         run = f"dpsweep run suite={title}" if plan.suite else "dpsweep run ..."
         raise UsageError(
@@ -236,13 +237,13 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from dpsweep.build import plan_of
+    from dpsweep.build import plan_of, target_of
 
     plan, _ = _tasks(options)
     for task in plan.tasks:
         dataset, mechanism, target = task.labels["dataset"], task.labels["mechanism"], task.labels["target_epsilon"]
         of = "" if target is None else f" of {target:g}"
-        _, schedule, account, found = plan_of(task.values)
+        built, schedule, account, found = plan_of(task.values)
         if found.noise_multiplier is not None:
             print(
                 f"{dataset}: sigma {found.noise_multiplier:.6f} gives epsilon {found.epsilon(account):.6f}{of} "
@@ -254,6 +255,8 @@ def _calibrate(options: argparse.Namespace) -> int:
                 f"{dataset}: Laplace scale {found.public['laplace_scale']:.6f} gives epsilon {found.epsilon(account):.6f}{of} "
                 f"at delta {account.delta:g} ({task.labels['model']}, q = 1, T = {found.steps})"
             )
+        elif words := built.calibrated(found, account, target_of(task.values)):
+            print(f"{dataset}: {words} (q = {schedule.sample_rate}, T = {schedule.steps}, N0 = {schedule.reference_size})")
         else:
             print(f"{dataset}: {mechanism} adds no noise, so there is nothing to calibrate")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -41,6 +42,11 @@ def describe(record: dict[str, Any]) -> str:
     elif "laplace_scale" in r:
         line("training", f"{method}: q = {r['sample_rate']}, T = {r['steps']}, N0 = {r['reference_size']:,}, "
                          f"Laplace scale = {r['laplace_scale']:.6g}")  # fmt: skip
+    elif r.get("kappa") is not None:
+        lr = r["config"]["optimizer"].get("lr", math.nan)
+        line("training", f"{method}: q = {r['sample_rate']}, T = {r['steps']}, m0 = {r['normalizer']}, N0 = "
+                         f"{r['reference_size']:,}, r = {r['r']:.6f}, alpha = {r['alpha']:g}; learning rate {lr:g}, effectively "
+                         f"{lr * r['kappa']:.4g} (kappa = {r['kappa']:.6f})")  # fmt: skip
     else:
         line("training", f"{method}: T = {r['steps']} steps, batch size {r['batch_size'] or r['normalizer']}")
     if r["epsilon"] is not None:
@@ -49,7 +55,8 @@ def describe(record: dict[str, Any]) -> str:
         line("epsilon", f"{r['epsilon']:.6f} achieved{target} at delta {r['delta']:g}, proved for the released model{over}")
     elif r["target_epsilon"] is not None or r["target_noise_multiplier"] is not None:
         would = f" (with secure noise it would be {r['epsilon_if_secure']:.6f})" if r["epsilon_if_secure"] is not None else ""
-        line("epsilon", f"none is proved: {r['guarantee_reason']}{would}")
+        claimed = f"; merely claimed: {r['epsilon_claimed']:.6g}" if r["epsilon_claimed"] is not None and not would else ""
+        line("epsilon", f"none is proved: {r['guarantee_reason']}{would}{claimed}")
     line("covers", str(r["guarantee_text"]))
     if r["diverged"]:
         line("test", "the parameters diverged to non-finite values; there are no metrics")

@@ -98,7 +98,7 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(
         ("test_accuracy", "test_precision", "test_recall", "test_f1", "test_auroc", "test_auprc", "majority_accuracy"), SHARE
     ),
-    **dict.fromkeys(("diverged", "features_cached", "alone", "data_official", "public"), FLAG),
+    **dict.fromkeys(("diverged", "features_cached", "alone", "data_official", "public", "claim_only"), FLAG),
     **dict.fromkeys(("config", "versions", "error"), Kind("a mapping", lambda value: isinstance(value, dict))),
     "sample_rate": Kind("a rate above 0 and up to 1 as a text, such as 1/20", _is_rate),
     "input_shape": Kind("a list of whole numbers", _list_of(_is_count)),

@@ -104,9 +104,10 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     model = build("model", values["model"], dataset.x_train.shape[1:], dataset.classes, task.config["seed"]).to(device)
     if not isinstance(model, Model):
         raise UsageError(f"model={values['model']['name']}: {type(model).__name__} must derive from dpsweep.models.base.Model")
-    private = not plan.unbounded()
-    if (private or values["diagnostics"]) and mixes_records(model, dataset.x_train.shape[1:]):
-        wish = "be trained privately" if private else "have diagnostics=true (gradient norms by record)"
+    target, private = target_of(values), not plan.unbounded()
+    asked = private or target is not None  # what only claims a budget is held to the same rules
+    if (asked or values["diagnostics"]) and mixes_records(model, dataset.x_train.shape[1:]):
+        wish = "be trained privately" if asked else "have diagnostics=true (gradient norms by record)"
         raise UsageError(
             f"model={values['model']['name']} can't {wish}: a record's output changes with the others of "
             "its batch (batch normalisation?) or from call to call (nn.Dropout? use mask_shapes). Use group normalisation"
@@ -133,18 +134,18 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds, growth = time.perf_counter() - setup - (curves.seconds if curves else 0), memory.read()
-    if private and not all(map(torch.equal, frozen, model.buffers())):
+    if asked and not all(map(torch.equal, frozen, model.buffers())):
         raise UsageError(
             f"model={values['model']['name']} changed a buffer while it was trained (running statistics?): that would be "
             "released with the model, without noise. Keep buffers fixed"
         )
-    guarantee = mechanism.guarantee(plan, trained.ledger, account, target_of(values))
+    guarantee = mechanism.guarantee(plan, trained.ledger, account, target)
     metrics = evaluate_model(model, dataset, device)
     if settings.save_model:
         save_model(model, Records(settings.output_dir).model_path(task.id))
     return {
         "reference_size": schedule.reference_size, "sample_rate": str(schedule.sample_rate), "steps": plan.steps,
-        "normalizer": schedule.normalizer, "delta": account.delta if private else None,
+        "normalizer": schedule.normalizer, "delta": account.delta if asked else None,
         "max_grad_norm": plan.max_grad_norm, "noise_multiplier": plan.noise_multiplier,
         **dict(plan.public), **guarantee_fields(guarantee, not randomness.is_secure),
         "events": [[event.to_json(), count] for event, count in trained.ledger.events()],
@@ -165,6 +166,9 @@ def guarantee_fields(guarantee: Guarantee, seeded: bool) -> dict[str, Any]:
     if seeded and guarantee.epsilon is not None:
         text = f"No guarantee, since the noise was seeded; with secure noise it would be: {guarantee.text}"
         guarantee = replace(guarantee, epsilon=None, epsilon_if_secure=guarantee.epsilon, reason="noise was seeded", text=text)
+    elif seeded and guarantee.epsilon_claimed is not None:
+        text = f"{guarantee.text} The noise was seeded, so that not even the claim holds."
+        guarantee = replace(guarantee, reason=f"{guarantee.reason}; and the noise was seeded", text=text)
     fields = asdict(guarantee)
     return fields | {"guarantee_reason": fields.pop("reason"), "guarantee_text": fields.pop("text")}
 

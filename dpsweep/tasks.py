@@ -21,7 +21,7 @@ PROTOCOL = 1  # raised when the same configuration would come to mean another co
 DESCRIPTIVE = {
     "dataset": {"about", "kind", "classes", "shape", "profiles", "public", "schedule"},
     "model": {"about", "inputs", "cost", "frozen", "mechanisms"},
-    "mechanism": {"about", "private", "without_budget", "models", "unused", "unused_without_budget"},
+    "mechanism": {"about", "private", "proved", "without_budget", "models", "unused", "unused_without_budget"},
     "optimizer": {"about"},
     "accountant": {"about"},
 }
@@ -61,6 +61,8 @@ class Task:
             "seed": self.config["seed"],
             "run": self.config.get("run"),
             "repeat": self.config.get("repeat"),
+            # Whether its mechanism says that it proves nothing for the released model, whatever it claims.
+            "claim_only": None if self.values["mechanism"].get("proved", True) else True,
         }
         return named | rest | {"config": self.config}
 

@@ -36,6 +36,7 @@ class Schedule:
         normalizer: m0 = max(1, floor(q N0)), the fixed divisor of every noisy sum.
         batch_size: for training without privacy, the size of a shuffled batch.
         model: the keys of the model's YAML, such as its width, where a method's noise depends on them.
+        classes: how many the dataset has.
     """
 
     reference_size: int
@@ -44,6 +45,7 @@ class Schedule:
     normalizer: int
     batch_size: int
     model: Mapping[str, Any] = field(default_factory=dict)
+    classes: int = 2
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,10 @@ Statistic = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 Rule = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
+#: Losses (n,) of records from logits (n, outputs), labels (n,) and uniform numbers (n, some).
+Losses = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+
+
 class Data(Protocol):
     """The one door to the private records: handles go out, and only releases come back as numbers."""
 
@@ -225,8 +231,16 @@ class Data(Protocol):
                 datasets: at least `bound`, which is the default.
         """
 
-    def gradient(self, batch: Batch) -> torch.Tensor:
-        """The mean of unclipped per-example gradients: not private, and charged to the ledger as unbounded."""
+    def gradient(self, batch: Batch, losses: Losses | None = None, uniforms: int = 0, realised: bool = True) -> torch.Tensor:
+        """The mean of unclipped per-example gradients: not private, and charged to the ledger as unbounded.
+
+        Args:
+            batch: the records.
+            losses: of which loss: from logits (n, outputs), labels (n,) and uniform numbers in (0, 1), float64 (n, uniforms), to
+                one loss a record (n,). By default the cross-entropy.
+            uniforms: how many numbers a record gets; they are drawn before the batch is cut.
+            realised: divide by the number of records drawn, or by the public `normalizer`.
+        """
 
     def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> torch.Tensor:
         """The sum plus independent noise of size ``noise_multiplier * sensitivity``, charged to the ledger first.
@@ -296,6 +310,10 @@ class Mechanism:
             UsageError: no plan can meet it.
         """
         raise NotImplementedError
+
+    def calibrated(self, plan: Plan, account: Account, target: Target | None) -> str | None:
+        """What calibration found, in words, where it isn't a noise multiplier."""
+        return None
 
     def start(self, plan: Plan, model: torch.nn.Module, optimizer: Optimizer | None) -> State:
         """The state before the first step."""

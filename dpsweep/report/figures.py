@@ -168,7 +168,8 @@ def _panel(
             x = positions[budget] + shift
             color = "0.15" if x in measured else look["color"]  # dark on a marker, which tells the series; else in its colour
             axis.plot(x, published[row, dataset, budget], marker="x", markersize=4.5, markeredgewidth=0.8, color=color, zorder=4)
-    names = [f"{budget.target:g}" if budget.target is not None else budget.name for budget in positions]
+    names = [budget.name.replace(" ", "\n") if budget.target is None or budget.claimed else f"{budget.target:g}"
+             for budget in positions]  # fmt: skip
     axis.set_xticks(list(positions.values()), names)
     axis.set_xlim(-0.45, max(positions.values()) + 0.45)
     if budgets:

@@ -78,23 +78,27 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Budget:
-    """A column: a target epsilon, a given noise multiplier, neither though there is noise (`private`), or non-private."""
+    """A column: a target epsilon, a given noise multiplier, neither though there is noise (`private`), or non-private.
+
+    A target that the mechanism merely claims to meet (`claimed`) never shares a column with one that is proved.
+    """
 
     target: float | None
     private: bool
     noise: float | None = None
+    claimed: bool = False
 
     @property
     def name(self) -> str:
         if self.target is not None:
-            return f"ε={self.target:g}"
+            return f"{'claimed ' if self.claimed else ''}ε={self.target:g}"
         if self.noise is not None:
             return f"σ={self.noise:.4g}"
         return "no target" if self.private else "non-private"
 
     @property
-    def order(self) -> tuple[float, bool, float]:
-        return (-1.0 if self.target is None else self.target, self.private, self.noise or 0.0)
+    def order(self) -> tuple[bool, float, bool, float]:
+        return (self.claimed, -1.0 if self.target is None else self.target, self.private, self.noise or 0.0)
 
 
 @dataclass
@@ -221,7 +225,8 @@ def _run(
         labels["mechanism"] = None
     noisy = record is not None and (record["noise_multiplier"] is not None or record["epsilon"] is not None)
     target, noise = source["target_epsilon"], source.get("target_noise_multiplier")
-    budget = Budget(None if target is None else float(target), noisy or (target, noise) != (None, None), noise)
+    claimed = target is not None and bool(source.get("claim_only"))
+    budget = Budget(None if target is None else float(target), noisy or (target, noise) != (None, None), noise, claimed)
     config = source.get("config")
     return Run(task["id"], source["dataset"], budget, source["seed"], labels, config, record, keys=flatten(config))
 

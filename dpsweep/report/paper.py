@@ -106,7 +106,7 @@ class Paper:
         locate: the place of a task, by its canonical configuration; None for a task that is no part of the paper.
         published: everything that the paper prints, by place and metric.
         items: its tables and figures in order; `headline` are those that the terminal shows.
-        compare: the stage whose contrasts are tested, the label, the reference and the metrics' names.
+        compare: the stage whose contrasts are tested, the label, the reference and the metrics' names; None for no tests.
         datasets: its datasets in order, with the names that it prints.
         method: what it calls a configuration's mechanism and optimizer together; None where it compares models.
     """
@@ -118,7 +118,7 @@ class Paper:
     published: Callable[[], dict[tuple[Place, str], Published]]
     items: tuple[Item, ...]
     headline: tuple[str, ...]
-    compare: tuple[str, str, str, tuple[str, ...]]
+    compare: tuple[str, str, str, tuple[str, ...]] | None
     datasets: Mapping[str, str]
     method: Callable[[Mapping[str, Any]], str | None] | None = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +150,21 @@ def _named(evidence: Evidence, stem: str, execution: int, caption: str) -> tuple
 def _save(evidence: Evidence, figure: Any, folder: Path, stem: str, execution: int, alt: str, caption: str) -> Picture:
     name, words = _named(evidence, stem, execution, caption)
     return figures.save(figure, folder, name, alt, words)
+
+
+def against_rates(folder: Path, stem: str, series: Mapping[str, Sequence[tuple[float, float, float]]], caption: str) -> Picture:
+    """Accuracies (%) against the learning rate and, beside it, against the effective one: points (rate, effective, accuracy)."""
+    with matplotlib.rc_context(figures.STYLE):
+        figure, axes = figures.panel_grid(2)
+        for place, (axis, label) in enumerate(zip(axes, ("learning rate γ", "effective learning rate γκ(0.9)"), strict=True)):
+            for index, points in enumerate(series.values()):
+                line = sorted((point[place], point[2]) for point in points)
+                axis.plot(*zip(*line, strict=True), linewidth=1.1, markersize=4, **figures.look(index))
+            axis.set_xscale("log")
+            axis.set_xlabel(label)
+            axis.set_ylabel("Accuracy (%)")
+            axis.grid(color="0.92", linewidth=0.6)
+        handles = [Line2D([], [], linewidth=1.1, markersize=4, label=name, **figures.look(index))
+                   for index, name in enumerate(series)]  # fmt: skip
+        figures.legend_below(figure, handles)
+        return figures.save(figure, folder, stem, "Accuracy against the learning rate and the effective learning rate", caption)

@@ -79,7 +79,8 @@ def build(
         evidence = Evidence(paper, results.runs)
         out_dir.mkdir(parents=True, exist_ok=True)
         parts = [_part(item, evidence, out_dir) for item in paper.items if evidence.has(item)]
-        stage = [run for place, runs in evidence.cells.items() if place.stage == paper.compare[0] for run in runs]
+        tested_stage = paper.compare[0] if paper.compare else None
+        stage = [run for place, runs in evidence.cells.items() if place.stage == tested_stage for run in runs]
         shown = regroup(stage) if stage else results
         tested, words = _paper_contrasts(paper, evidence)
         blocks = [to_plain(table, terminal.WIDTH) for part in parts if part.name in paper.headline for table in part.tables]
@@ -172,6 +173,8 @@ def _contrasts(
 
 def _paper_contrasts(paper: Paper, evidence: Evidence) -> tuple[list[Table], list[str]]:
     """The paper's family of tests, in each execution apart: its stage's private runs against the reference."""
+    if paper.compare is None:
+        return [], []
     stage, by, reference, names = paper.compare
     compare = {"by": by, "reference": reference, "metrics": names, "private": True}
     found: list[Table] = []

@@ -154,7 +154,7 @@ def cells_table(results: Results, metrics: dict[str, Metric]) -> Table:
 
 def protocol_table(results: Results) -> Table:
     """The public numbers of training by dataset, and the noise multiplier at each budget."""
-    private = [budget for budget in results.budgets if budget.private]
+    private = [budget for budget in results.budgets if budget.private and not budget.claimed]
     sigmas: dict[tuple[str, ...], dict[Budget, set[float]]] = defaultdict(lambda: defaultdict(set))
     for run in results.runs:
         record = run.done

@@ -97,7 +97,8 @@ class LayeredEngine:
 
     def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        return gradient_sum(self._model, self._laid_out(inputs), y, self._asked or self._fitting(inputs))
+        physical = self._asked or self._fitting(inputs)
+        return gradient_sum(self._model, lambda rows: self._model(*self._laid_out(rows)), inputs, y, physical)
 
     def _fitting(self, inputs: Inputs) -> int:
         """How many records a pass may hold, at least one: found on a record of zeros, so that it's the same for all data."""

@@ -12,18 +12,19 @@ import torch
 from torch import Tensor
 
 from dpsweep.errors import UsageError
-from dpsweep.mechanisms.base import Batch, Mechanism, Optimizer, Plan, Rule, State, Statistic, Sum
+from dpsweep.mechanisms.base import Batch, Losses, Mechanism, Optimizer, Plan, Rule, State, Statistic, Sum
 from dpsweep.models.base import Model
 from dpsweep.privacy.accounting import PureDP, Unbounded
 from dpsweep.privacy.ledger import Ledger, LedgerError
-from dpsweep.privacy.noise import Hardening, Randomness
+from dpsweep.privacy.noise import Hardening, Randomness, Stream
 from dpsweep.privacy.sampling import Poisson
 from dpsweep.training.augment import Augment
 from dpsweep.training.diagnostics import Diagnostics
 from dpsweep.training.engines import Prepared
-from dpsweep.training.per_example import Inputs, Weigh, clip_factors
+from dpsweep.training.per_example import Inputs, Weigh, clip_factors, gradient_sum
 from dpsweep.training.statistics import bounded_sum
 
+_PASS = 128  # records whose own losses pass through a network at a time
 # A larger weight could leave float32, in the weight itself or times an activation, and one record would break the model.
 _LARGEST_WEIGHT = 2.0**63
 
@@ -43,12 +44,13 @@ class LoopData:
         self._diagnostics = diagnostics
         self.ledger = Ledger(plan.allowed, plan.steps)
         self._inputs, self._y = prepared.inputs, y
-        self._records = prepared.data
+        self._records, self._forward = prepared.data, prepared.forward
         self._model, self._engine, self._plan = model, prepared.engine, plan
         self._batches = plan.sampler.batches(len(y), randomness.stream("sampling"))
         self._noise = randomness.stream("noise")
         self._dropout = randomness.stream("dropout")
-        self._thinning = randomness.stream("thinning")
+        self._randomness = randomness
+        self._streams: dict[str, Stream] = {}  # of numbers by record that only some mechanisms draw
         self._augment, self._augmentation = augment, randomness.stream("augmentation")
         self._hardening = hardening
         self._physical = physical_batch
@@ -69,9 +71,7 @@ class LoopData:
 
     def weighted_sum(self, batch: Batch, weigh: Rule, sensitivity: float) -> Sum:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
-        # Drawn for the logical batch; the engine asks in its order.
-        words = self._thinning.uint64(len(self._chosen(batch))) >> np.uint64(11)
-        uniform = torch.from_numpy(words * 2.0**-53).to(self._y.device)
+        uniform = self._uniform("thinning", len(self._chosen(batch)), 1).squeeze(1)  # the engine asks in the batch's order
         done = 0
 
         def bounded(norms: Tensor) -> Tensor:
@@ -111,13 +111,24 @@ class LoopData:
         self._sums[self._count] = bounded_sum(record, self._records, self._y, self._chosen(batch), bound, self._physical)
         return Sum(self._count, batch, sensitivity, norm=1)
 
-    def gradient(self, batch: Batch) -> Tensor:
+    def gradient(self, batch: Batch, losses: Losses | None = None, uniforms: int = 0, realised: bool = True) -> Tensor:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
-        self.ledger.charge_event(Unbounded("trained without privacy"))
-        gathered = self._gather(batch)
+        self.ledger.charge_event(Unbounded("trained without privacy" if losses is None else "gradients without clipping"))
+        inputs, y = self._gather(batch)
         if self._diagnostics:
-            self._engine.weighted_sum(*gathered, self._noted(torch.ones_like, [], math.inf))  # for its norms alone
-        return self._engine.gradient_sum(*gathered).div_(max(1, len(self._indices[batch.number])))
+            self._engine.weighted_sum(inputs, y, self._noted(torch.ones_like, [], math.inf))  # for its norms alone
+        if losses is None:
+            total = self._engine.gradient_sum(inputs, y)
+        else:
+            uniform = self._uniform("losses", len(y), uniforms)
+            total = gradient_sum(self._model, self._forward, inputs, y, self._physical or _PASS, losses, uniform)
+        return total.div_(max(1, len(y)) if realised else self.normalizer)
+
+    def _uniform(self, purpose: str, n: int, columns: int) -> Tensor:
+        """Numbers in (0, 1), float64 (n, columns), drawn for the logical batch."""
+        stream = self._streams.setdefault(purpose, self._randomness.stream(purpose))
+        words = stream.uint64(n * columns) >> np.uint64(12)  # 52 bits: with one more, the largest would round to 1
+        return torch.from_numpy((words + 0.5) * 2.0**-52).view(n, columns).to(self._y.device)
 
     def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> Tensor:
         """See :class:`~dpsweep.mechanisms.base.Data`."""

@@ -87,7 +87,7 @@ class VmapEngine:
 
     def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:
         """See :class:`Engine`."""
-        return gradient_sum(self._model, inputs, y, self._asked)
+        return gradient_sum(self._model, lambda rows: self._model(*rows), inputs, y, self._asked)
 
 
 def cut(inputs: Inputs, y: Tensor, physical: int) -> Iterator[tuple[Inputs, Tensor]]:
@@ -97,11 +97,20 @@ def cut(inputs: Inputs, y: Tensor, physical: int) -> Iterator[tuple[Inputs, Tens
         yield tuple(rows[part] for rows in inputs), y[part]
 
 
-def gradient_sum(model: nn.Module, inputs: Inputs, y: Tensor, physical: int | None) -> Tensor:
-    """The gradient of the summed losses by one ordinary backward pass a physical batch, flat."""
+def gradient_sum(model: nn.Module, forward: Callable[[Inputs], Tensor], inputs: Inputs, y: Tensor, physical: int | None,
+                 losses: Callable[..., Tensor] = example_losses, *extra: Tensor) -> Tensor:  # fmt: skip
+    """The gradient of the summed losses by one ordinary backward pass a physical batch, flat.
+
+    Args:
+        model: whose trained parameters it is taken by.
+        forward: from rows of the inputs to logits.
+        inputs, y: of the batch.
+        physical: how many records pass at a time.
+        losses: from logits, labels and the rows of `extra` to one loss a record.
+    """
     parameters = trained(model)
     total = inputs[0].new_zeros(sum(p.numel() for p in parameters))
-    for part, labels in cut(inputs, y, physical or max(1, len(y))):
-        loss = example_losses(model(*part), labels).sum()
-        total += flatten(torch.autograd.grad(loss, parameters), parameters)
+    for part, labels in cut((*inputs, *extra), y, physical or max(1, len(y))):
+        rows, more = part[: len(inputs)], part[len(inputs) :]
+        total += flatten(torch.autograd.grad(losses(forward(rows), labels, *more).sum(), parameters), parameters)
     return total

@@ -48,4 +48,4 @@ class ReferenceEngine:
 
     def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        return gradient_sum(self._model, inputs, y, self._asked)
+        return gradient_sum(self._model, lambda rows: self._model(*rows), inputs, y, self._asked)

@@ -1,5 +1,7 @@
 """What holds for every registered mechanism, a new one included: budgets, ledger, repeatability, honesty."""
 
+import math
+
 import pytest
 from zoo import COMPOSER, partner
 
@@ -11,6 +13,8 @@ from dpsweep.tasks import Settings, Task
 
 MECHANISMS = list(COMPOSER.options("mechanism"))
 PRIVATE = [m for m in MECHANISMS if COMPOSER.node("mechanism", m).get("private", True)]
+PROVED = [m for m in PRIVATE if COMPOSER.node("mechanism", m).get("proved", True)]
+CLAIMED = [m for m in PRIVATE if m not in PROVED]
 
 
 def run(mechanism, *overrides):
@@ -26,7 +30,7 @@ def usable(mechanism, *items):
     return [item for item in items if item[0] not in COMPOSER.node("mechanism", mechanism).get("unused", ())]
 
 
-@pytest.mark.parametrize("mechanism", PRIVATE)
+@pytest.mark.parametrize("mechanism", PROVED)
 @pytest.mark.parametrize("accountant", COMPOSER.options("accountant"))
 def test_the_plan_meets_the_budget(mechanism, accountant):
     items = [("mechanism", mechanism), *partner("mechanism", mechanism), *usable(mechanism, ("accountant", accountant))]
@@ -36,7 +40,7 @@ def test_the_plan_meets_the_budget(mechanism, accountant):
     assert plan.steps >= 1
 
 
-@pytest.mark.parametrize("mechanism", PRIVATE)
+@pytest.mark.parametrize("mechanism", PROVED)
 def test_the_record_tells_what_is_proved(mechanism):
     record = run(mechanism, "epsilon=1.3")
     assert record["noise_source"] == "secure" and (record["noise_multiplier"] or record["laplace_scale"]) > 0
@@ -51,12 +55,22 @@ def test_the_record_tells_what_is_proved(mechanism):
     assert sum(count for _, count in record["events"]) >= record["steps"]
 
 
+@pytest.mark.parametrize("mechanism", CLAIMED)
+def test_a_mechanism_that_only_claims_never_has_a_proved_epsilon(mechanism):
+    record = run(mechanism, "epsilon=2.5")
+    assert record["claim_only"] and record["epsilon_claimed"] <= 2.5 and record["delta"] == 1e-5
+    assert record["epsilon"] is None and record["epsilon_if_secure"] is None and record["guarantee_reason"]
+    charged = [(event_from_json(event), count) for event, count in record["events"]]
+    assert epsilon(charged, record["delta"]).epsilon == math.inf
+
+
 @pytest.mark.parametrize("mechanism", PRIVATE)
 def test_seeded_noise_repeats_bit_for_bit_and_proves_nothing(mechanism):
     first, second = (run(mechanism, "noise.source=seeded") for _ in range(2))
     for key in ("test_accuracy", "test_f1", "test_auroc", "test_auprc"):
         assert first[key] == second[key]
-    assert first["epsilon"] is None and "seeded" in first["guarantee_reason"] and first["epsilon_if_secure"] <= 1
+    assert first["epsilon"] is None and "seeded" in first["guarantee_reason"]
+    assert first["epsilon_if_secure"] is None if mechanism in CLAIMED else first["epsilon_if_secure"] <= 1
     assert run(mechanism, "noise.source=seeded", "seed=1")["test_auroc"] != first["test_auroc"]
 
 

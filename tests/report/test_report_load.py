@@ -106,3 +106,14 @@ def test_noise_without_a_target_is_not_called_non_private():
     made = task(epsilon=None, mechanism="gaussian")
     (budget,) = join([made], [record(made, noise_multiplier=1.0, epsilon=3.0)]).budgets
     assert budget.name == "no target"
+
+
+def test_a_merely_claimed_budget_has_a_column_of_its_own_also_while_it_is_missing():
+    tasks = [task(mechanism="dirichlet", seed=s) | {"claim_only": True} for s in (1, 2)] + [task(mechanism="gaussian", seed=1)]
+    results = join(tasks, [record(tasks[0], epsilon=None, noise_multiplier=None), record(tasks[2])])
+    assert [budget.name for budget in results.budgets] == ["ε=1", "claimed ε=1"]
+    assert [run.status for run in results.cell(("rvfl", "dirichlet"), "digits", Budget(1.0, True, claimed=True))] == [
+        "done",
+        "missing",
+    ]
+    assert results.cell(("rvfl", "dirichlet"), "digits", Budget(1.0, True)) == []
