@@ -13,7 +13,8 @@ from scipy.special import digamma, polygamma
 from zoo import batch, make
 
 from dpsweep.build import build, plan_of
-from dpsweep.config import Composer, ImpossiblePair, parse
+from dpsweep.checks import ImpossiblePair
+from dpsweep.config import Composer, parse
 from dpsweep.describe import describe
 from dpsweep.errors import UsageError
 from dpsweep.mechanisms.base import Account, Schedule, Target
