@@ -68,7 +68,7 @@ def test_every_command_of_the_readme_is_understood():
     from dpsweep.config import Composer
     from dpsweep.tasks import enumerate_tasks
 
-    lines = re.findall(r"^dpsweep (?:run|plan|calibrate) ([^#\n]*)", README, re.M)
+    lines = re.findall(r"^dpsweep (?:run|plan|calibrate) ([^#\n]*)", README.replace("\\\n", " "), re.M)
     assert len(lines) >= 6
     for line in lines:
         words = line.split()
