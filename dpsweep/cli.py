@@ -241,24 +241,10 @@ def _calibrate(options: argparse.Namespace) -> int:
 
     plan, _ = _tasks(options)
     for task in plan.tasks:
-        dataset, mechanism, target = task.labels["dataset"], task.labels["mechanism"], task.labels["target_epsilon"]
-        of = "" if target is None else f" of {target:g}"
-        built, schedule, account, found = plan_of(task.values)
-        if found.noise_multiplier is not None:
-            print(
-                f"{dataset}: sigma {found.noise_multiplier:.6f} gives epsilon {found.epsilon(account):.6f}{of} "
-                f"at delta {account.delta:g} ({account.accountant.upper()}; q = {schedule.sample_rate}, "
-                f"T = {schedule.steps}, N0 = {schedule.reference_size}, m0 = {schedule.normalizer})"
-            )
-        elif "laplace_scale" in found.public:
-            print(
-                f"{dataset}: Laplace scale {found.public['laplace_scale']:.6f} gives epsilon {found.epsilon(account):.6f}{of} "
-                f"at delta {account.delta:g} ({task.labels['model']}, q = 1, T = {found.steps})"
-            )
-        elif words := built.calibrated(found, account, target_of(task.values)):
-            print(f"{dataset}: {words} (q = {schedule.sample_rate}, T = {schedule.steps}, N0 = {schedule.reference_size})")
-        else:
-            print(f"{dataset}: {mechanism} adds no noise, so there is nothing to calibrate")
+        mechanism, schedule, account, found = plan_of(task.values)
+        words = mechanism.calibrated(found, schedule, account, target_of(task.values))
+        nothing = f"{task.labels['mechanism']} adds no noise, so there is nothing to calibrate"
+        print(f"{task.labels['dataset']}: {words or nothing}")
     return 0
 
 

@@ -311,9 +311,15 @@ class Mechanism:
         """
         raise NotImplementedError
 
-    def calibrated(self, plan: Plan, account: Account, target: Target | None) -> str | None:
-        """What calibration found, in words, where it isn't a noise multiplier."""
-        return None
+    def calibrated(self, plan: Plan, schedule: Schedule, account: Account, target: Target | None) -> str | None:
+        """What calibration found, in words; None where nothing is sought."""
+        if plan.noise_multiplier is None:
+            return None
+        return (
+            f"sigma {plan.noise_multiplier:.6f} gives epsilon {plan.epsilon(account):.6f}{of_target(target)} at delta "
+            f"{account.delta:g} ({account.accountant.upper()}; q = {schedule.sample_rate}, T = {schedule.steps}, "
+            f"N0 = {schedule.reference_size}, m0 = {schedule.normalizer})"
+        )
 
     def start(self, plan: Plan, model: torch.nn.Module, optimizer: Optimizer | None) -> State:
         """The state before the first step."""
@@ -340,6 +346,11 @@ class Mechanism:
 def dp_sgd_events(sample_rate: Fraction, noise_multiplier: float) -> tuple[Event, ...]:
     """What a step charges that releases one clipped sum of one Poisson batch."""
     return (SampledGaussian(sample_rate, noise_multiplier),)
+
+
+def of_target(target: Target | None) -> str:
+    """ " of 2" for a budget of 2; nothing where there is none."""
+    return "" if target is None or target.epsilon is None else f" of {target.epsilon:g}"
 
 
 def rounded_up(release: float, merged: float, together: Callable[[float], Sequence[float]]) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from dpsweep.mechanisms.arguments import choice, whole
 from dpsweep.mechanisms.base import Account, Data, Guarantee, Mechanism, Plan, Schedule, State, Target
 from dpsweep.privacy.accounting import Unbounded
 from dpsweep.privacy.dirichlet import DirichletAccount, effective_scale
@@ -49,9 +50,8 @@ class Dirichlet(Mechanism):
     uniforms_per_class = 1  # that a record's loss draws
 
     def __init__(self, alpha: float, divisor: str, bound: str, r_sample_rate: Any = None, r_steps: int | None = None) -> None:
-        if divisor not in ("public", "realised"):
-            raise ValueError(f"mechanism.divisor={divisor}: public or realised is needed")
-        self.alpha, self.divisor, self.bound = float(alpha), divisor, bound
+        self.divisor = choice("divisor", divisor, "public", "realised")
+        self.alpha, self.bound = float(alpha), bound
         self._borrowed = _schedule_of_r(r_sample_rate, r_steps)
 
     def calibrate(self, schedule: Schedule, target: Target | None, account: Account) -> Plan:
@@ -112,13 +112,15 @@ class Dirichlet(Mechanism):
             f"own the method's analysis claims {what}"
         )
 
-    def calibrated(self, plan: Plan, account: Account, target: Target | None) -> str:
+    def calibrated(self, plan: Plan, schedule: Schedule, account: Account, target: Target | None) -> str:
         """r, the claim, and that it is a claim."""
         public = plan.public
         found = f"r {public['r']:.6f} at alpha {self.alpha:g} (kappa {public['kappa']:.6f})"
         if target is None:
-            return f"{found}; no privacy"
-        return f"{found}. {self._claim_in_words(plan, account, target)}; nothing is proved for the released model"
+            found += "; no privacy"
+        else:
+            found += f". {self._claim_in_words(plan, account, target)}; nothing is proved for the released model"
+        return f"{found} (q = {schedule.sample_rate}, T = {schedule.steps}, N0 = {schedule.reference_size})"
 
 
 class DirichletMean(Dirichlet):
@@ -169,9 +171,7 @@ def _schedule_of_r(sample_rate: Any, steps: int | None) -> tuple[Fraction, int] 
         rate = Fraction(0)
     if not 0 < rate < 1:
         raise ValueError(f"mechanism.r_sample_rate={sample_rate}: a rate in (0, 1) is needed, such as 0.005 or 250/60000")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"mechanism.r_steps={steps}: an integer of at least 1 is needed")
-    return rate, steps
+    return rate, whole("r_steps", steps)
 
 
 def concentrations(logits: Tensor, r: float, alpha: float) -> Tensor:

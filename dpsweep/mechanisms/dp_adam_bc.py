@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dpsweep.mechanisms.arguments import number, pair
-from dpsweep.mechanisms.base import Account, Data, Mechanism, Optimizer, Plan, Schedule, State, Target, dp_sgd_events
-from dpsweep.privacy.sampling import Poisson
+from dpsweep.mechanisms.base import Account, Data, Optimizer, Plan, Schedule, State, Target
+from dpsweep.mechanisms.gaussian import Gaussian
 
 if TYPE_CHECKING:
     import torch
 
 
-class DPAdamBC(Mechanism):
+class DPAdamBC(Gaussian):
     """Adam on the noisy mean g, with the step lr mhat / sqrt(max(vhat - Phi, floor)).
 
     Noise of variance Phi = (sigma C/m0)^2 stands in every coordinate of g, whatever the gradient, so that E[vhat] is Adam's
@@ -32,18 +33,16 @@ class DPAdamBC(Mechanism):
     """
 
     def __init__(self, max_grad_norm: float, lr: float, betas: tuple[float, float], floor: float) -> None:
-        self.max_grad_norm = max_grad_norm
+        super().__init__(max_grad_norm)
         self.lr = number("lr", lr, above=0)
         self.betas = pair("betas", betas, above=0, below=1)
         self.floor = number("floor", floor, above=0)
 
     def calibrate(self, schedule: Schedule, target: Target | None, account: Account) -> Plan:
-        """The least noise multiplier for the target at this schedule."""
-        assert target is not None, "without a budget the configuration stands `none` in for this mechanism"
-        sigma = account.noise_multiplier(schedule.sample_rate, schedule.steps, target)
-        events = dp_sgd_events(schedule.sample_rate, sigma)
-        noise = (sigma * self.max_grad_norm / schedule.normalizer) ** 2
-        return Plan(Poisson(schedule.sample_rate), events, schedule.steps, self.max_grad_norm, sigma, {"noise_variance": noise})
+        """DP-SGD's plan, and Phi."""
+        plan = super().calibrate(schedule, target, account)
+        assert plan.noise_multiplier is not None
+        return replace(plan, public={"noise_variance": (plan.noise_multiplier * self.max_grad_norm / schedule.normalizer) ** 2})
 
     def start(self, plan: Plan, model: torch.nn.Module, optimizer: Optimizer | None) -> State:
         """Moments of zero."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpsweep.mechanisms.arguments import number
-from dpsweep.mechanisms.base import Account, Data, Mechanism, Optimizer, Plan, Schedule, State, Target, dp_sgd_events
-from dpsweep.privacy.sampling import Poisson
+from dpsweep.mechanisms.base import Data, Optimizer, Plan, State
+from dpsweep.mechanisms.gaussian import Gaussian
 
 if TYPE_CHECKING:
     import torch
 
 
-class DPSAT(Mechanism):
+class DPSAT(Gaussian):
     """Per-example gradients are taken at theta + rho g/|g|, g the last step's noisy sum (0 at the first), and theta moves.
 
     Args:
@@ -24,15 +24,8 @@ class DPSAT(Mechanism):
     """
 
     def __init__(self, max_grad_norm: float, rho: float) -> None:
-        self.max_grad_norm = max_grad_norm
+        super().__init__(max_grad_norm)
         self.rho = number("rho", rho, above=0)
-
-    def calibrate(self, schedule: Schedule, target: Target | None, account: Account) -> Plan:
-        """The least noise multiplier for the target at this schedule."""
-        assert target is not None, "without a budget the configuration stands `none` in for this mechanism"
-        sigma = account.noise_multiplier(schedule.sample_rate, schedule.steps, target)
-        events = dp_sgd_events(schedule.sample_rate, sigma)
-        return Plan(Poisson(schedule.sample_rate), events, schedule.steps, self.max_grad_norm, sigma)
 
     def start(self, plan: Plan, model: torch.nn.Module, optimizer: Optimizer | None) -> State:
         """Nothing is released yet, so the first step is taken at theta itself."""

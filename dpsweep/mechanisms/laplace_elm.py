@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from dpsweep.errors import UsageError
-from dpsweep.mechanisms.base import Account, Data, Guarantee, Mechanism, Plan, Schedule, State, Statistic, Target
+from dpsweep.mechanisms.arguments import choice
+from dpsweep.mechanisms.base import Account, Data, Guarantee, Mechanism, Plan, Schedule, State, Statistic, Target, of_target
 from dpsweep.privacy.accounting import PureDP, Unbounded
 from dpsweep.privacy.sampling import Everything
 
@@ -63,9 +64,7 @@ class LaplaceELM(Mechanism):
     """
 
     def __init__(self, release: str) -> None:
-        if release not in ("published", "triangle"):
-            raise ValueError(f"mechanism.release={release}: published or triangle is needed")
-        self.release = release
+        self.release = choice("release", release, "published", "triangle")
 
     def calibrate(self, schedule: Schedule, target: Target | None, account: Account) -> Plan:
         """One step over all records. The epsilon of the plan is what the noise proves for both relations: the published
@@ -89,6 +88,15 @@ class LaplaceELM(Mechanism):
             scale = math.nextafter(scale, math.inf)
         public = {"laplace_scale": scale, **{f"sensitivity_{name}": value for name, value in asdict(sensitivity).items()}}
         return Plan(Everything(), (PureDP(epsilon, "laplace"),), steps=1, public=public)
+
+    def calibrated(self, plan: Plan, schedule: Schedule, account: Account, target: Target | None) -> str | None:
+        """The scale of the noise and what it proves; None without noise."""
+        if "laplace_scale" not in plan.public:
+            return None
+        return (
+            f"Laplace scale {plan.public['laplace_scale']:.6f} gives epsilon {plan.epsilon(account):.6f}{of_target(target)} at "
+            f"delta {account.delta:g} ({schedule.model['name']}, q = 1, T = {plan.steps})"
+        )
 
     def step(self, state: State, data: Data) -> None:
         """Sum the statistics of all records, release them, solve the noisy system for beta."""

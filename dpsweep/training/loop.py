@@ -16,12 +16,12 @@ from dpsweep.mechanisms.base import Batch, Losses, Mechanism, Optimizer, Plan, R
 from dpsweep.models.base import Model
 from dpsweep.privacy.accounting import PureDP, Unbounded
 from dpsweep.privacy.ledger import Ledger, LedgerError
-from dpsweep.privacy.noise import Hardening, Randomness, Stream
+from dpsweep.privacy.noise import Hardening, Randomness
 from dpsweep.privacy.sampling import Poisson
 from dpsweep.training.augment import Augment
 from dpsweep.training.diagnostics import Diagnostics
 from dpsweep.training.engines import Prepared
-from dpsweep.training.per_example import Inputs, Weigh, clip_factors, gradient_sum
+from dpsweep.training.per_example import Inputs, Weigh, clipping, gradient_sum
 from dpsweep.training.statistics import bounded_sum
 
 _PASS = 128  # records whose own losses pass through a network at a time
@@ -50,7 +50,6 @@ class LoopData:
         self._noise = randomness.stream("noise")
         self._dropout = randomness.stream("dropout")
         self._randomness = randomness
-        self._streams: dict[str, Stream] = {}  # of numbers by record that only some mechanisms draw
         self._augment, self._augmentation = augment, randomness.stream("augmentation")
         self._hardening = hardening
         self._physical = physical_batch
@@ -67,7 +66,7 @@ class LoopData:
 
     def clipped_sum(self, batch: Batch, max_grad_norm: float) -> Sum:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
-        return self._weighted(batch, lambda norms: clip_factors(norms, max_grad_norm), max_grad_norm)
+        return self._weighted(batch, clipping(max_grad_norm), max_grad_norm)
 
     def weighted_sum(self, batch: Batch, weigh: Rule, sensitivity: float) -> Sum:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
@@ -126,8 +125,8 @@ class LoopData:
 
     def _uniform(self, purpose: str, n: int, columns: int) -> Tensor:
         """Numbers in (0, 1), float64 (n, columns), drawn for the logical batch."""
-        stream = self._streams.setdefault(purpose, self._randomness.stream(purpose))
-        words = stream.uint64(n * columns) >> np.uint64(12)  # 52 bits: with one more, the largest would round to 1
+        words = self._randomness.stream(purpose).uint64(n * columns)
+        words >>= np.uint64(12)  # 52 bits: with one more, the largest would round to 1
         return torch.from_numpy((words + 0.5) * 2.0**-52).view(n, columns).to(self._y.device)
 
     def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> Tensor:

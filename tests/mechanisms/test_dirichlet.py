@@ -203,7 +203,7 @@ def test_the_uniform_numbers_are_inside_the_interval():
             return np.full(n, self.word, np.uint64)
 
     for word in (0, 2**64 - 1):
-        data._streams["losses"] = Extreme(word)
+        data._randomness._streams["losses"] = Extreme(word)
         assert ((numbers := data._uniform("losses", 2, 3)) > 0).all() and (numbers < 1).all()
 
 
@@ -322,6 +322,6 @@ def test_keys_that_change_nothing_are_refused():
 
 
 def test_calibration_needs_no_torch_and_says_that_it_is_a_claim():
-    built, _, account, plan = plan_of(composed("mechanism=dirichlet", "epsilon=2").values)
-    words = built.calibrated(plan, account, Target(2.0))
+    built, schedule, account, plan = plan_of(composed("mechanism=dirichlet", "epsilon=2").values)
+    words = built.calibrated(plan, schedule, account, Target(2.0))
     assert f"r {plan.public['r']:.6f}" in words and "claims (2, 1e-05)" in words and "nothing is proved" in words
