@@ -134,6 +134,28 @@ def split_table(n: int, split: str, split_seed: int, source: str) -> tuple[np.nd
     return train, validation if split == "subset_tuning" else test
 
 
+def divide(parts: list[tuple[np.ndarray, np.ndarray]], split: str, split_seed: int,
+           source: str) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], int]:  # fmt: skip
+    """Training part, test part and the number of unused records, from (x, y) of one file, which is split as a table is, or
+    from those of a training and a test file, of which the split and its seed change nothing."""
+    read = sum(len(y) for _, y in parts)
+    if len(parts) == 1:
+        x, y = parts[0]
+        parts = [(x[part], y[part]) for part in split_table(len(y), split, split_seed, source)]
+    train, test = parts
+    return train, test, read - len(train[1]) - len(test[1])
+
+
+def told(dataset: Dataset, form: Finding) -> list[Finding]:
+    """What the files of an unknown dataset hold, for the eyes of their owner: records, their form, classes."""
+    return [
+        Finding("training, test records", "-", f"{len(dataset.y_train)} {len(dataset.y_test)}", None),
+        form,
+        Finding("training records by class", "-", class_counts(dataset.y_train, dataset.classes), None),
+        Finding("test records by class", "-", class_counts(dataset.y_test, dataset.classes), None),
+    ]
+
+
 @dataclass(frozen=True)
 class ImageSplit:
     """Record numbers: `train` in the official training set, `judge` in the official test set or, where `tuning`, in the

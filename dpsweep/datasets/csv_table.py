@@ -16,11 +16,11 @@ from dpsweep.datasets.base import (
     Dataset,
     Finding,
     assemble,
-    class_counts,
     compare,
+    divide,
     is_present,
     read_bytes,
-    split_table,
+    told,
 )
 from dpsweep.datasets.base import missing as missing_data
 from dpsweep.datasets.csv_files import check_widths, read_rows
@@ -119,12 +119,7 @@ class CsvTable:
     def load(self, data_dir: Path, split: str, split_seed: int) -> Dataset:
         """Read, encode and split; with a test file the split and its seed change nothing."""
         parts = [(self._encoder.encode(columns), labels) for columns, labels in self._read(data_dir)]
-        read = sum(len(y) for _, y in parts)
-        if len(parts) == 1:
-            x, y = parts[0]
-            parts = [(x[part], y[part]) for part in split_table(len(y), split, split_seed, self._files[0])]
-        train, test = parts
-        unused = read - len(train[1]) - len(test[1])
+        train, test, unused = divide(parts, split, split_seed, self._files[0])
         return assemble(self._name, "table", train, test, self._classes, None, " and ".join(self._files), unused)
 
     def verify(self, data_dir: Path) -> list[Finding]:
@@ -134,16 +129,13 @@ class CsvTable:
         for columns, _ in self._read(data_dir):
             empty.update({field: int(np.isnan(column).sum()) for field, column in columns.items()})
 
-        def told(fields: Iterable[str]) -> str:
+        def cells(fields: Iterable[str]) -> str:
             return ", ".join(f"{field} {empty[field]}" for field in fields) or "-"
 
         return [
-            Finding("training, test records", "-", f"{len(dataset.y_train)} {len(dataset.y_test)}", None),
-            compare("features", self._encoder.features, dataset.x_train.shape[1]),
-            Finding("training records by class", "-", class_counts(dataset.y_train, self._classes), None),
-            Finding("test records by class", "-", class_counts(dataset.y_test, self._classes), None),
-            Finding("cells without a number", "-", told(self._encoder.numeric), None),
-            Finding("cells without a known level", "-", told(self._levels), None),
+            *told(dataset, compare("features", self._encoder.features, dataset.x_train.shape[1])),
+            Finding("cells without a number", "-", cells(self._encoder.numeric), None),
+            Finding("cells without a known level", "-", cells(self._levels), None),
         ]
 
     def _paths(self, data_dir: Path) -> list[Path]:

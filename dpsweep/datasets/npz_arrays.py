@@ -13,11 +13,11 @@ from dpsweep.datasets.base import (
     Dataset,
     Finding,
     assemble,
-    class_counts,
     compare,
+    divide,
     is_present,
     missing,
-    split_table,
+    told,
 )
 from dpsweep.datasets.encoder import read_bounds
 from dpsweep.datasets.image_files import read_npz, read_npz_headers
@@ -96,24 +96,14 @@ class NpzArrays:
         path = data_dir / Path(self._file).expanduser()
         arrays = iter(read_npz(path, [key for pair in self._pairs for key in pair]))
         parts = [(self._inputs(x, path), self._labels(y, path)) for x, y in zip(arrays, arrays, strict=True)]
-        read = sum(len(y) for _, y in parts)
-        if len(parts) == 1:
-            x, y = parts[0]
-            parts = [(x[part], y[part]) for part in split_table(len(y), split, split_seed, self._file)]
-        train, test = parts
+        train, test, unused = divide(parts, split, split_seed, self._file)
         kind = "image" if len(self._shape) == 3 else "table"
-        unused = read - len(train[1]) - len(test[1])
         return assemble(self._name, kind, train, test, self._classes, None, self._file, unused)
 
     def verify(self, data_dir: Path) -> list[Finding]:
         """What the file holds, for the eyes of its owner."""
         dataset = self.load(data_dir, VERIFIED_SPLIT, VERIFIED_SEED)
-        return [
-            Finding("training, test records", "-", f"{len(dataset.y_train)} {len(dataset.y_test)}", None),
-            compare("shape of a record", tuple(self._shape), dataset.x_train.shape[1:]),
-            Finding("training records by class", "-", class_counts(dataset.y_train, self._classes), None),
-            Finding("test records by class", "-", class_counts(dataset.y_test, self._classes), None),
-        ]
+        return told(dataset, compare("shape of a record", tuple(self._shape), dataset.x_train.shape[1:]))
 
     def _inputs(self, x: np.ndarray, path: Path) -> np.ndarray:
         if x.ndim == 4 and self._last:
