@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from real_files import folder_of
 
 from dpsweep.datasets.base import MissingData
 from dpsweep.datasets.images import CIFAR10, CIFAR100, MNIST, SVHN, FashionMNIST
@@ -298,13 +299,7 @@ def test_the_md5s_are_torchvisions():
     ("reader", "train", "majority"), [(MNIST(), 51000, 0.1135), (FashionMNIST(), 51000, 0.10), (CIFAR10(), 42500, 0.10)]
 )
 def test_the_real_files(reader, train, majority):
-    folder = Path(os.environ.get("DPSWEEP_DATA", ""))
-    try:
-        if "DPSWEEP_DATA" not in os.environ:
-            pytest.skip("DPSWEEP_DATA names no folder")
-        reader.check(folder)
-    except MissingData:
-        pytest.skip(f"{reader.name} is not in the folder that DPSWEEP_DATA names")
+    folder = folder_of(reader)
     d = reader.load(folder, "dp_rvfl", 2026)
     assert (len(d.y_train), len(d.y_test)) == (train, 10000)
     assert d.official is (not d.source.endswith(".npz"))

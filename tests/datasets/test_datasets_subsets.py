@@ -1,6 +1,5 @@
 """The FO-DP-SGD paper's datasets and subsets: CIFAR-100 and SVHN in their own formats, and what the subsets share."""
 
-import os
 import pickle
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_files import folder_of
 from scipy.io import savemat
 
 from dpsweep.config import Composer
@@ -178,13 +178,7 @@ def test_an_unknown_split_is_refused_with_those_there_are():
 @pytest.mark.data
 @pytest.mark.parametrize("reader", [CIFAR10("standardized"), CIFAR100("standardized"), SVHN("standardized")])
 def test_the_real_subsets(reader):
-    folder = Path(os.environ.get("DPSWEEP_DATA", ""))
-    try:
-        if "DPSWEEP_DATA" not in os.environ:
-            pytest.skip("DPSWEEP_DATA names no folder")
-        reader.check(folder)
-    except MissingData:
-        pytest.skip(f"{reader.name} is not in the folder that DPSWEEP_DATA names")
+    folder = folder_of(reader)
     subset, tuning = (reader.load(folder, split, 2026) for split in ("subset", "subset_tuning"))
     assert subset.x_train.shape == tuning.x_train.shape == (5000, 3, 32, 32)
     assert subset.x_test.shape == tuning.x_test.shape == (2000, 3, 32, 32)
