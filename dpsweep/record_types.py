@@ -91,8 +91,9 @@ KINDS: dict[str, Kind] = {
     ),
     **dict.fromkeys(("target_epsilon", "target_noise_multiplier", "max_grad_norm", "peak_memory_growth"), NUMBER),
     **dict.fromkeys(
-        ("delta", "noise_multiplier", "epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised", "seconds_train",
-         "seconds_features", "seconds_train_with_features", "seconds_setup", "seconds_total"),
+        ("delta", "noise_multiplier", "s_min_least", "s_min_mean", "epsilon_claimed", "epsilon", "epsilon_if_secure",
+         "epsilon_realised", "seconds_train", "seconds_features", "seconds_train_with_features", "seconds_setup",
+         "seconds_total"),
         NOT_NEGATIVE,
     ),
     **dict.fromkeys(

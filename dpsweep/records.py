@@ -25,13 +25,14 @@ FIELDS = (
     "id", "status", "dataset", "model", "mechanism", "optimizer", "accountant", "target_epsilon",
     "target_noise_multiplier", "seed", "run", "repeat", "config", "selection",
     "reference_size", "sample_rate", "steps", "normalizer", "batch_size", "epochs", "delta", "max_grad_norm",
-    "noise_multiplier", "adjacency", "protects", "claim_only", "epsilon_claimed", "epsilon", "epsilon_if_secure",
-    "epsilon_realised", "guarantee_reason", "guarantee_text", "events", "noise_source", "diverged", "test_accuracy",
-    "test_precision", "test_recall", "test_f1", "test_auroc", "test_auprc", "majority_accuracy", "seconds_train",
-    "seconds_features", "seconds_train_with_features", "features_cached", "seconds_setup", "seconds_total", "alone",
-    "diagnostics", "curves", "trainable_parameters", "stored_parameters", "stored_bytes", "macs", "peak_memory_growth",
-    "data_fingerprint", "data_official", "train_size", "unused_size", "test_size", "input_shape", "public", "unprotected",
-    "versions", "threads", "device", "engine", "started", "finished", "host", "error",
+    "noise_multiplier", "s_min_least", "s_min_mean", "adjacency", "protects", "claim_only", "epsilon_claimed",
+    "epsilon", "epsilon_if_secure", "epsilon_realised", "guarantee_reason", "guarantee_text", "events",
+    "noise_source", "diverged", "test_accuracy", "test_precision", "test_recall", "test_f1", "test_auroc",
+    "test_auprc", "majority_accuracy", "seconds_train", "seconds_features", "seconds_train_with_features",
+    "features_cached", "seconds_setup", "seconds_total", "alone", "diagnostics", "curves", "trainable_parameters",
+    "stored_parameters", "stored_bytes", "macs", "peak_memory_growth", "data_fingerprint", "data_official",
+    "train_size", "unused_size", "test_size", "input_shape", "public", "unprotected", "versions", "threads", "device",
+    "engine", "started", "finished", "host", "error",
 )  # fmt: skip
 
 

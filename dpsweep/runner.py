@@ -147,7 +147,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
         "reference_size": schedule.reference_size, "sample_rate": str(schedule.sample_rate), "steps": plan.steps,
         "normalizer": schedule.normalizer, "delta": account.delta if asked else None,
         "max_grad_norm": plan.max_grad_norm, "noise_multiplier": plan.noise_multiplier,
-        **dict(plan.public), **guarantee_fields(guarantee, not randomness.is_secure),
+        **dict(plan.public), **dict(mechanism.outcome(trained.state)), **guarantee_fields(guarantee, not randomness.is_secure),
         "events": [[event.to_json(), count] for event, count in trained.ledger.events()],
         "diverged": trained.diverged, **{f"test_{name}": value for name, value in metrics.items()},
         "seconds_setup": setup - clock, "seconds_train": seconds, "features_cached": prepared.cached,

@@ -1,5 +1,6 @@
 """Doors to data for tests of single mechanisms: a real one over random records, and one whose releases are given."""
 
+import itertools
 from fractions import Fraction
 
 import torch
@@ -11,6 +12,7 @@ from dpsweep.training.engines import prepare
 from dpsweep.training.loop import LoopData
 
 RDP = Account("rdp", 1e-5)
+_KEYS = itertools.count()  # features of one network must not serve another
 
 
 def schedule(n=40, q=Fraction(1, 4), steps=6):
@@ -25,7 +27,7 @@ def opened(mechanism, n=40, q=Fraction(1, 4), steps=6, sigma=1.0, records=None, 
     keep = slice(0, records) if not isinstance(records, list) else records
     numbers = schedule(n, q, steps)
     plan = mechanism.calibrate(numbers, Target(noise_multiplier=sigma), RDP)
-    ready = prepare(engine, network, x[keep], f"doors {torch.rand(1)}", None)
+    ready = prepare(engine, network, x[keep], f"doors {next(_KEYS)}", None)
     randomness = randomness or Randomness.seeded(seed)
     return network, plan, LoopData(ready, y[keep], network, plan, numbers.normalizer, randomness, "none")
 
@@ -46,7 +48,7 @@ class Scripted:
         self.calls.append("draw")
         return Batch(len(self.calls))
 
-    def clipped_sum(self, batch, max_grad_norm):
+    def clipped_sum(self, batch, max_grad_norm, metric=None):
         self.calls.append(("clipped_sum", batch.number, max_grad_norm))
         self.points.append(self.state.theta.clone())
         return Sum(len(self.calls), batch, max_grad_norm)
@@ -59,7 +61,7 @@ class Scripted:
         self.calls.append(("norm_sum", total.batch.number, of))
         return Sum(len(self.calls), total.batch, bound)
 
-    def release(self, total, sensitivity, noise_multiplier):
+    def release(self, total, sensitivity, noise_multiplier, shape=None):
         self.calls.append(("release", total.batch.number, noise_multiplier * sensitivity))
         return self.releases.pop(0).clone()
 

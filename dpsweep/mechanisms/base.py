@@ -22,6 +22,7 @@ from dpsweep.privacy.sampling import Everything, Poisson, Shuffle
 if TYPE_CHECKING:
     import torch
 
+    from dpsweep.privacy.anisotropic import Anisotropy
     from dpsweep.privacy.ledger import Ledger
 
 
@@ -196,8 +197,9 @@ class Data(Protocol):
     def draw(self) -> Batch:
         """A new independent sample."""
 
-    def clipped_sum(self, batch: Batch, max_grad_norm: float) -> Sum:
-        """The sum over the batch of per-example gradients, each scaled to an l2 norm of at most `max_grad_norm`."""
+    def clipped_sum(self, batch: Batch, max_grad_norm: float, metric: Anisotropy | None = None) -> Sum:
+        """The sum over the batch of per-example gradients, each scaled to an l2 norm of at most `max_grad_norm`; with a `metric`
+        S, which must come from releases, of S^-1 g in place of every gradient g."""
 
     def weighted_sum(self, batch: Batch, weigh: Rule, sensitivity: float) -> Sum:
         """The sum over the batch of per-example gradients, each times a weight.
@@ -242,10 +244,11 @@ class Data(Protocol):
             realised: divide by the number of records drawn, or by the public `normalizer`.
         """
 
-    def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> torch.Tensor:
+    def release(self, total: Sum, sensitivity: float, noise_multiplier: float, shape: Anisotropy | None = None) -> torch.Tensor:
         """The sum plus independent noise of size ``noise_multiplier * sensitivity``, charged to the ledger first.
 
-        For a sum bounded in l2 norm it is Gaussian, and that size its standard deviation. For one bounded in l1 norm it is
+        For a sum bounded in l2 norm it is Gaussian, and that size its standard deviation; with a `shape` S, which must come from
+        releases, S times such noise, charged at ``noise_multiplier * shape.least``. For one bounded in l1 norm it is
         Laplace, and that size its scale: with ``sensitivity = total.sensitivity`` that is ``1 / noise_multiplier``-DP
         (Dwork, McSherry, Nissim, Smith 2006). Statistics without noise (0) are charged as unbounded.
         """
@@ -328,6 +331,10 @@ class Mechanism:
     def step(self, state: State, data: Data) -> None:
         """One step, in the order in which the paper tells it."""
         raise NotImplementedError
+
+    def outcome(self, state: State) -> Mapping[str, float]:
+        """Numbers for the record that the run decided, by what it released alone."""
+        return {}
 
     def guarantee(self, plan: Plan, ledger: Ledger, account: Account, target: Target | None) -> Guarantee:
         """What holds after the run: the plan's bound under add/remove adjacency, if every event has one."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.models.base import HeadModel, Stage
-from dpsweep.training.per_example import Inputs, Weigh, cut
+from dpsweep.training.per_example import Inputs, Metric, Weigh, cut
 
 LIMIT = 4 * 2**30  # bytes of representations that a process keeps
 _ROWS = 1024  # records that pass through a frozen layer at a time
@@ -94,16 +94,16 @@ class HeadEngine:
         self._model, self._cached = model, cached
         self._physical = physical_batch or 2**15
 
-    def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh) -> Tensor:
+    def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh, metric: Metric = None) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        return self._sum(inputs, y, weigh)
+        return self._sum(inputs, y, weigh, metric)
 
     def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
         return self._sum(inputs, y, None)
 
     @torch.no_grad()
-    def _sum(self, inputs: Inputs, y: Tensor, weigh: Weigh | None) -> Tensor:
+    def _sum(self, inputs: Inputs, y: Tensor, weigh: Weigh | None, metric: Metric = None) -> Tensor:
         weight, bias = self._model.head.weight, self._model.head.bias
         total = weight.new_zeros(weight.numel() + bias.numel())
         into = total[: weight.numel()].view(weight.shape)
@@ -114,6 +114,8 @@ class HeadEngine:
             for block, piece in zip(blocks, weight.split(columns, dim=1), strict=True):
                 logits = torch.addmm(logits, block, piece.t())
             r = residuals(logits, labels)
+            if metric is not None and metric[0] is not None:  # |S^-1 z|, in place of |z|
+                norms = row_squares(metric[0].inverse(torch.cat(blocks, dim=1))).add_(1).sqrt_()
             if weigh is not None:
                 factors = weigh(torch.linalg.vector_norm(r, dim=1, dtype=torch.float64).mul_(norms))
                 if not float(factors.amin()) > 0:  # a zero weight doesn't remove a NaN: take the rows out

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.models.base import Model, example_losses, trained, trial, unflatten
-from dpsweep.training.per_example import Engine, Inputs, VmapEngine, Weigh, clipping, cut, gradient_sum
+from dpsweep.training.per_example import Engine, Inputs, Metric, VmapEngine, Weigh, clipping, cut, gradient_sum
 from dpsweep.training.rules import Entry, Layer, add, has_rule, squares
 
 _PHYSICAL = 512  # records that pass through the network at a time, or fewer:
@@ -76,16 +76,17 @@ class LayeredEngine:
         if self._tape is not None:
             self._tape.append((layer, inputs[0].detach(), output))
 
-    def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh) -> Tensor:
+    def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh, metric: Metric = None) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
         total = inputs[0].new_empty(sum(p.numel() for p in self._parameters))
         if len(y) == 0:
             return total.zero_()
         views = {id(p): view for p, view in zip(self._parameters, unflatten(total, self._parameters), strict=True)}
+        maps = {} if metric is None else {id(p): by for p, by in zip(self._parameters, metric, strict=True)}
         first = True
         for part, labels in cut(inputs, y, self._asked or min(_PHYSICAL, self._fitting(inputs))):
             entries = self._pass(part, labels)
-            squared: Any = sum(squares(entry) for entry in entries)
+            squared: Any = sum(squares(entry, maps.get(id(entry.layer.weight))) for entry in entries)
             factors = weigh(squared.sqrt())
             kept = factors > 0
             if not bool(kept.all()):  # a zero weight doesn't remove a NaN: take the rows out

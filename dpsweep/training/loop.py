@@ -15,6 +15,7 @@ from dpsweep.errors import UsageError
 from dpsweep.mechanisms.base import Batch, Losses, Mechanism, Optimizer, Plan, Rule, State, Statistic, Sum
 from dpsweep.models.base import Model
 from dpsweep.privacy.accounting import PureDP, Unbounded
+from dpsweep.privacy.anisotropic import Anisotropy
 from dpsweep.privacy.ledger import Ledger, LedgerError
 from dpsweep.privacy.noise import Hardening, Randomness
 from dpsweep.privacy.sampling import Poisson
@@ -64,9 +65,9 @@ class LoopData:
         self._indices[self._count] = next(self._batches)
         return Batch(self._count)
 
-    def clipped_sum(self, batch: Batch, max_grad_norm: float) -> Sum:
+    def clipped_sum(self, batch: Batch, max_grad_norm: float, metric: Anisotropy | None = None) -> Sum:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
-        return self._weighted(batch, clipping(max_grad_norm), max_grad_norm)
+        return self._weighted(batch, clipping(max_grad_norm), max_grad_norm, metric)
 
     def weighted_sum(self, batch: Batch, weigh: Rule, sensitivity: float) -> Sum:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
@@ -82,10 +83,12 @@ class LoopData:
 
         return self._weighted(batch, bounded, sensitivity)
 
-    def _weighted(self, batch: Batch, weigh: Weigh, sensitivity: float) -> Sum:
+    def _weighted(self, batch: Batch, weigh: Weigh, sensitivity: float, metric: Anisotropy | None = None) -> Sum:
         self._count += 1
         norms = self._norms[self._count] = []
-        self._sums[self._count] = self._engine.weighted_sum(*self._gather(batch), self._noted(weigh, norms, sensitivity))
+        noted = self._noted(weigh, norms, sensitivity)
+        total = self._engine.weighted_sum(*self._gather(batch), noted, metric.maps if metric else None)
+        self._sums[self._count] = metric.inverse(total) if metric else total
         return Sum(self._count, batch, sensitivity)
 
     def norm_sum(self, total: Sum, of: Callable[[Tensor], Tensor], bound: float) -> Sum:
@@ -129,15 +132,22 @@ class LoopData:
         words >>= np.uint64(12)  # 52 bits: with one more, the largest would round to 1
         return torch.from_numpy((words + 0.5) * 2.0**-52).view(n, columns).to(self._y.device)
 
-    def release(self, total: Sum, sensitivity: float, noise_multiplier: float) -> Tensor:
+    def release(self, total: Sum, sensitivity: float, noise_multiplier: float, shape: Anisotropy | None = None) -> Tensor:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
         if total.sensitivity > sensitivity:
             raise ValueError(f"the sum moves by up to {total.sensitivity} and the noise was set for {sensitivity}")
         if total.norm == 1:
+            if shape is not None:
+                raise ValueError("Laplace noise has no shape")
             return self._release_statistics(total, sensitivity, noise_multiplier)
         rate = self._plan.sampler.sample_rate if isinstance(self._plan.sampler, Poisson) else Fraction(1)
-        self.ledger.charge(total.batch.number, rate, noise_multiplier * (sensitivity / total.sensitivity))
-        return self._noise.add_normal(self._sums[total.number], noise_multiplier * sensitivity, self._hardening)
+        least = 1.0 if shape is None else shape.least
+        self.ledger.charge(total.batch.number, rate, noise_multiplier * least * (sensitivity / total.sensitivity))
+        values = self._sums[total.number]
+        if shape is None:
+            return self._noise.add_normal(values, noise_multiplier * sensitivity, self._hardening)
+        noise = self._noise.add_normal(torch.zeros_like(values), noise_multiplier * sensitivity, self._hardening)
+        return shape.apply(noise).add_(values)
 
     def _release_statistics(self, total: Sum, sensitivity: float, noise_multiplier: float) -> Tensor:
         """Nothing is claimed from sampling: a pure epsilon holds whichever records were drawn."""

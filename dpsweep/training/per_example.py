@@ -9,7 +9,7 @@ their range.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpsweep.models.base import example_losses, flatten, flatten_rows, trained
+from dpsweep.privacy.anisotropic import RowMap
 
 Inputs = tuple[Tensor, ...]  # what the model takes, one row a record each: the data (or features of it), then dropout masks
 
@@ -25,14 +26,16 @@ Inputs = tuple[Tensor, ...]  # what the model takes, one row a record each: the 
 class Engine(Protocol):
     """Sums of gradients over the records of a batch."""
 
-    def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh) -> Tensor:
+    def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh, metric: Metric = None) -> Tensor:
         """Shape (trainable parameters,), from inputs (n, ...) and labels (n,). `weigh` is asked once a physical batch, in the
-        batch's order; a record of weight 0 is taken out."""
+        batch's order, of the norms, or of those in the `metric`; a record of weight 0 is taken out."""
 
     def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:
         """The same with all weights 1."""
 
 
+#: One map S a trained parameter, or None for the identity: norms are |S^-1 g|. None altogether: the l2 norm.
+Metric = Sequence[RowMap | None] | None
 Weigh = Callable[[Tensor], Tensor]  # from the norms of a physical batch's gradients, float64 (n,), to their weights (n,)
 
 
@@ -46,10 +49,14 @@ def clip_factors(norms: Tensor, max_grad_norm: float) -> Tensor:
     return (max_grad_norm / norms).clamp_max_(1.0).nan_to_num_(nan=0.0)  # C/0 = inf, C/inf = 0
 
 
-def sum_of_rows(rows: list[Tensor], like: list[nn.Parameter], weigh: Weigh) -> Tensor:
+def sum_of_rows(rows: list[Tensor], like: list[nn.Parameter], weigh: Weigh, metric: Metric = None) -> Tensor:
     """Weigh and sum materialised per-example gradients: one tensor (n, ...) a parameter, in parameter order."""
     flat = flatten_rows(rows, like)
-    squared: Any = sum(torch.linalg.vector_norm(row, dim=1, dtype=torch.float64).square() for row in flat)
+    measured = flat
+    if metric is not None:
+        measured = [row if by is None else by.inverse(row.unflatten(1, (-1, len(by.basis)))).flatten(1)
+                    for row, by in zip(flat, metric, strict=True)]  # fmt: skip
+    squared: Any = sum(torch.linalg.vector_norm(row, dim=1, dtype=torch.float64).square() for row in measured)
     factors = weigh(squared.sqrt())
     kept = factors > 0
     pieces = [factors.to(row.dtype) @ torch.where(kept[:, None], row, torch.zeros_like(row)) for row in flat]
@@ -71,7 +78,7 @@ class VmapEngine:
         logits = functional_call(self._model, (trained, self._fixed), tuple(part.unsqueeze(0) for part in inputs))
         return example_losses(logits, y.unsqueeze(0)).squeeze(0)
 
-    def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh) -> Tensor:
+    def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh, metric: Metric = None) -> Tensor:
         """See :class:`Engine`."""
         if self._rows is None:
             self._rows = vmap(grad(self._loss), in_dims=(None, 0, *(0 for _ in inputs)))
@@ -82,7 +89,7 @@ class VmapEngine:
         for part, labels in cut(inputs, y, self._physical):
             with sdpa_kernel(SDPBackend.MATH):  # torch.func knows no rule for fused attention
                 rows = self._rows(detached, labels, *part)
-            total += sum_of_rows([rows[name] for name in detached], parameters, weigh)
+            total += sum_of_rows([rows[name] for name in detached], parameters, weigh, metric)
         return total
 
     def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.models.base import example_losses, trained
-from dpsweep.training.per_example import Inputs, Weigh, cut, gradient_sum, sum_of_rows
+from dpsweep.training.per_example import Inputs, Metric, Weigh, cut, gradient_sum, sum_of_rows
 
 
 class ReferenceEngine:
@@ -28,7 +28,7 @@ class ReferenceEngine:
         self._parameters = trained(duplicate)
         self._hooked = GradSampleModule(duplicate, loss_reduction="sum")
 
-    def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh) -> Tensor:
+    def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh, metric: Metric = None) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
         originals = trained(self._model)
         with torch.no_grad():
@@ -40,7 +40,7 @@ class ReferenceEngine:
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
                 example_losses(self._hooked(*part), labels).sum().backward()
             rows = [p.grad_sample for p in self._parameters]  # type: ignore[attr-defined]
-            total += sum_of_rows(rows, originals, weigh)
+            total += sum_of_rows(rows, originals, weigh, metric)
             for p in self._parameters:
                 p.grad = None
                 p.grad_sample = None  # type: ignore[attr-defined]

@@ -19,6 +19,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
+from dpsweep.privacy.anisotropic import RowMap
 from dpsweep.training.frozen import row_squares
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.GroupNorm
@@ -60,18 +61,20 @@ class Entry:
         return Entry(self.layer, self.a[kept], self.b[kept], product)
 
 
-def squares(entry: Entry) -> Tensor:
-    """Squared norms of a layer's per-example gradients, weight and bias together: float64, shape (n,)."""
+def squares(entry: Entry, metric: RowMap | None = None) -> Tensor:
+    """Squared norms of a layer's per-example gradients, weight and bias together: float64, shape (n,). With a metric S the norm
+    of a weight gradient is |G S^-1|, and for G = b a' that is |b| |S^-1 a|."""
     bias = 0 if entry.layer.bias is None else row_squares(entry.bias_rows())
     if isinstance(entry.layer, nn.Linear):
         if entry.b.dim() == 2:
-            return row_squares(entry.a) * row_squares(entry.b) + bias
+            return row_squares(entry.a if metric is None else metric.inverse(entry.a)) * row_squares(entry.b) + bias
         entry.product = torch.bmm(entry.b.flatten(1, -2).transpose(1, 2), entry.a.flatten(1, -2))
-        return row_squares(entry.product.flatten(1)) + bias
+        return row_squares((entry.product if metric is None else metric.inverse(entry.product)).flatten(1)) + bias
     if isinstance(entry.layer, nn.GroupNorm):
         entry.product = _over_positions(entry.b * nn.functional.group_norm(entry.a, entry.layer.num_groups, eps=entry.layer.eps))
         return row_squares(entry.product) + bias
     columns, b = _columns(entry)
+    metric = None if metric is None else _for_products(metric, entry.layer)
     n, positions, inputs = len(b), b.shape[1], columns.shape[3:].numel()
     entry.product = b.new_empty(n, b.shape[2], inputs)
     squares = torch.empty(n, dtype=torch.float64, device=b.device)
@@ -80,8 +83,17 @@ def squares(entry: Entry) -> Tensor:
         part = slice(start, start + rows)
         unfolded = columns[part].reshape(-1, positions, inputs)
         torch.bmm(b[part].transpose(1, 2), unfolded, out=entry.product[part])
-        squares[part] = row_squares(entry.product[part].flatten(1))
+        product = entry.product[part]
+        squares[part] = row_squares((product if metric is None else metric.inverse(product)).flatten(1))
     return squares + bias
+
+
+def _for_products(metric: RowMap, layer: nn.Conv1d | nn.Conv2d) -> RowMap:
+    """A convolution's map, given for the weight's order in memory, for products, whose channels are innermost."""
+    if not layer.weight.is_contiguous():  # they are there too
+        return metric
+    basis = metric.basis.unflatten(0, (layer.in_channels, -1)).transpose(0, 1).flatten(0, 1)
+    return metric._replace(basis=basis)
 
 
 def _over_positions(values: Tensor) -> Tensor:

@@ -1,0 +1,166 @@
+"""DP-SGD whose Gaussian noise, or whose clip, has a shape made of released weights: what all such ideas share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from dpsweep.mechanisms.arguments import choice, number, whole
+from dpsweep.mechanisms.base import (
+    Account,
+    Data,
+    Guarantee,
+    Mechanism,
+    Optimizer,
+    Plan,
+    Schedule,
+    State,
+    Target,
+    dp_sgd_events,
+    of_target,
+)
+from dpsweep.privacy.accounting import SampledGaussian, Unbounded
+from dpsweep.privacy.anisotropic import Anisotropy, RowMap, three_digits
+from dpsweep.privacy.sampling import Poisson
+
+if TYPE_CHECKING:
+    import torch
+
+    from dpsweep.privacy.ledger import Ledger
+
+_LEAST_NOISE = 1e-12  # of a plan without a bound: as little as the accountant takes
+_REASON = "the noise of a step is scaled by a number s_min that the run itself chooses, and nothing bounds it beforehand"
+
+
+class Anisotropic(Mechanism):
+    """A subclass says in `map_of` which directions of a weight matrix weigh how much, by released weights alone; here that map S
+    is normalised and used.
+
+    ``clip=l2``: gradients are clipped to l2 norm C as in DP-SGD and the sum is released with noise S n, n ~ N(0, sigma^2 C^2 I).
+    Its account is the sampled Gaussian at sigma s_min(S), step by step (see :mod:`dpsweep.privacy.anisotropic`).
+
+    ``clip=mahalanobis``: the h_i = S^-1 g_i are clipped to l2 norm C, their sum is released with noise n, and S maps the release
+    back. That is DP-SGD's release, and S post-processing: the account is at sigma, for every S.
+
+    Args:
+        max_grad_norm: C.
+        clip: ``l2`` or ``mahalanobis``.
+        normalise: of each matrix' map: ``min``, its least weight is 1; ``max``, its largest is; ``trace``, the mean of the
+            squared weights over all n directions is.
+        s_floor: no weight is below it, in [0, 1].
+        refresh: S is made anew every so many steps.
+
+    Guarantee, add/remove: with ``mahalanobis`` at sigma; with ``l2`` at sigma times a lower bound of s_min whatever the data is:
+    1 for ``min``, else s_floor. (S depends on earlier releases only, so the composition is adaptive, and each step is
+    no worse than the bound's.) Noise is calibrated by that bound. `bound` is it, or 0.
+    """
+
+    def __init__(self, max_grad_norm: float, clip: str, normalise: str, s_floor: float, refresh: int) -> None:
+        self.max_grad_norm = max_grad_norm
+        self.clip = choice("clip", clip, "l2", "mahalanobis")
+        self.normalise = choice("normalise", normalise, "min", "trace", "max")
+        self.s_floor = number("s_floor", s_floor)
+        self.refresh = whole("refresh", refresh)
+        if not 0 <= s_floor <= 1:
+            raise ValueError(f"mechanism.s_floor={s_floor}: a number from 0 to 1 is needed (biases always weigh 1)")
+        # What every step's noise is at least, as a share of sigma; 0: unknown beforehand.
+        self.bound = 1.0 if self.clip == "mahalanobis" or self.normalise == "min" else three_digits(self.s_floor)
+
+    def map_of(self, matrix: torch.Tensor) -> RowMap | None:
+        """S of a weight matrix (m, n), m > 1, finite, up to a factor; None for the identity."""
+        raise NotImplementedError
+
+    def calibrate(self, schedule: Schedule, target: Target | None, account: Account) -> Plan:
+        """The least sigma whose bound meets the target; where there is no bound, the sigma with which DP-SGD meets it."""
+        assert target is not None, "without a budget the configuration stands `none` in for this mechanism"
+        q, steps = schedule.sample_rate, schedule.steps
+        sigma = account.noise_multiplier(q, steps, target)
+        if target.noise_multiplier is None and self.bound:
+            sigma /= self.bound
+        events = dp_sgd_events(q, sigma * self.bound) if self.bound else (SampledGaussian(q, _LEAST_NOISE), Unbounded(_REASON))
+        return Plan(Poisson(q), events, steps, self.max_grad_norm, sigma)
+
+    def calibrated(self, plan: Plan, schedule: Schedule, account: Account, target: Target | None) -> str | None:
+        """Sigma, and what of it the account is made by."""
+        assert plan.noise_multiplier is not None
+        found = f"sigma {plan.noise_multiplier:.6f} "
+        if self.bound:
+            found += f"gives epsilon {plan.epsilon(account):.6f}{of_target(target)} at s_min >= {self.bound:g}"
+        else:
+            found += f"gives a claim of epsilon {self._claim(plan, account, target):.6f}; nothing is proved, since {_REASON}"
+        return (
+            f"{found}, delta {account.delta:g} ({account.accountant.upper()}; q = {schedule.sample_rate}, T = {schedule.steps}, "
+            f"N0 = {schedule.reference_size}, m0 = {schedule.normalizer})"
+        )
+
+    def start(self, plan: Plan, model: torch.nn.Module, optimizer: Optimizer | None) -> State:
+        """No map yet."""
+        state = super().start(plan, model, optimizer)
+        state.memory.update(taken=0, maps=[], least=float("inf"), total=0.0)
+        return state
+
+    def step(self, state: State, data: Data) -> None:
+        """Make S of the released weights where it is due; draw, clip and sum, add noise, divide by m0, update."""
+        assert state.plan.noise_multiplier is not None
+        clip, sigma, shape = self.max_grad_norm, state.plan.noise_multiplier, self._shape(state)
+        batch = data.draw()
+        if self.clip == "mahalanobis":
+            noisy = shape.apply(data.release(data.clipped_sum(batch, clip, metric=shape), clip, sigma))
+        else:
+            noisy = data.release(data.clipped_sum(batch, clip), clip, sigma, shape=shape)
+        state.update(noisy.div_(data.normalizer))
+
+    def outcome(self, state: State) -> Mapping[str, float]:
+        """The least s_min of all steps, and the mean."""
+        return {"s_min_least": state.memory["least"], "s_min_mean": state.memory["total"] / max(1, state.memory["taken"])}
+
+    def guarantee(self, plan: Plan, ledger: Ledger, account: Account, target: Target | None) -> Guarantee:
+        """The bound's; where there is none, the claim and what the run turned out to spend, and no guarantee."""
+        if self.bound:
+            return super().guarantee(plan, ledger, account, target)
+        claim, realised = self._claim(plan, account, target), account.epsilon(ledger.events())
+        text = (
+            f"No privacy of the released model is proved: {_REASON}. The method's own analysis claims ({claim:.6g}, "
+            f"{account.delta:g})-differential privacy for adding or removing any one training record; composed over the s_min "
+            f"that this run had, it would be {realised:.6g}, an odometer reading and no guarantee."
+        )
+        return Guarantee("add_remove", "record", claim, None, text, epsilon_realised=realised, reason=_REASON)
+
+    def _claim(self, plan: Plan, account: Account, target: Target | None) -> float:
+        """DP-SGD's epsilon at sigma."""
+        if target is not None and target.epsilon is not None:
+            return target.epsilon
+        assert isinstance(plan.sampler, Poisson) and plan.noise_multiplier is not None
+        return account.epsilon([(SampledGaussian(plan.sampler.sample_rate, plan.noise_multiplier), plan.steps)])
+
+    def _shape(self, state: State) -> Anisotropy:
+        """This step's S; the maps are kept as tuples of tensors and numbers."""
+        from dpsweep.models.base import trained
+
+        memory, parameters = state.memory, trained(state.model)
+        sizes = [p.numel() for p in parameters]
+        if memory["taken"] % self.refresh == 0:
+            pieces = zip(state.theta.split(sizes), parameters, strict=True)
+            memory["maps"] = [self._normalised(piece, p) for piece, p in pieces]
+        shape = Anisotropy([None if row is None else RowMap(*row) for row in memory["maps"]], sizes)
+        memory["taken"] += 1
+        memory["least"], memory["total"] = min(memory["least"], shape.least), memory["total"] + shape.least
+        return shape
+
+    def _normalised(self, piece: torch.Tensor, parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float, float] | None:
+        """The map of one parameter's piece of theta, in its memory order; None for the identity."""
+        if parameter.dim() < 2 or len(parameter) < 2 or not bool(piece.isfinite().all()):
+            return None
+        row = self.map_of(piece.view(len(parameter), -1))
+        if row is None or not row.least > 0:
+            return None
+        (size, columns), slack = row.basis.shape, 1 + 1e-9  # so that a bound of 1 is reached in spite of rounding
+        rest = [] if columns == size else [row.rest]
+        if self.normalise == "min":
+            factor = slack / row.least
+        elif self.normalise == "max":
+            factor = 1 / max(float(row.weights.max()), *rest, 0.0)
+        else:
+            square = float(row.weights.square().sum()) + (size - columns) * row.rest**2
+            factor = (size / square) ** 0.5
+        return tuple(row.scaled(factor).at_least(self.s_floor))  # type: ignore[return-value]
