@@ -8,7 +8,8 @@ OPTIONS ?=
 .NOTPARALLEL:
 .PHONY: demo test lint bench bench-check clean help dp_rvfl dp_rvfl_powered dp_rvfl_smoke fo_dp_sgd fo_fair fo_tuning fo_smoke \
 	demonstrate_dirichlet dirichlet_table1 dirichlet_table2 dirichlet_table3 dirichlet_table4 dirichlet_table5 dirichlet_figure2 \
-	dirichlet_figure3 dirichlet_sampling dirichlet_optimizers dirichlet_cpu dirichlet_smoke
+	dirichlet_figure3 dirichlet_sampling dirichlet_optimizers dirichlet_cpu dirichlet_smoke hero hero_mnist hero_fashionmnist \
+	hero_cifar10 hero_variants hero_convergence hero_smoke grand
 
 help:
 	@echo "make demo    run the embedded suite and show its table (about two minutes once installed)"
@@ -26,6 +27,8 @@ help:
 	@echo "make dirichlet_cpu    the Dirichlet paper's comparisons at sizes for two cores (about 30 minutes); dirichlet_smoke: in small"
 	@echo "make dirichlet_table1 its full schedules, for a GPU (table1 to table5, figure2, figure3, sampling, optimizers)"
 	@echo "make demonstrate_dirichlet   what the Dirichlet mechanism's claimed epsilon doesn't cover, in numbers (some minutes)"
+	@echo "make hero             DP-Hero: 3,720 tasks (hero_mnist, hero_fashionmnist, hero_cifar10, hero_variants, hero_convergence)"
+	@echo "make grand            every mechanism with a proved epsilon at equal epsilon: 1,440 tasks and a leaderboard"
 	@echo "make bench   time dpsweep, Opacus and plain training side by side (THREADS=1), figures in outputs/bench.json"
 	@echo "make bench-check   the same, and fail where a ratio misses its bar"
 
@@ -54,7 +57,8 @@ fo_table1 fo_table2: override OPTIONS += executor=inline
 
 fo_dp_sgd: fo_table1
 
-dp_rvfl_powered dp_rvfl_smoke fo_dp_sgd fo_fair fo_tuning fo_smoke: .venv/.installed
+dp_rvfl_powered dp_rvfl_smoke fo_dp_sgd fo_fair fo_tuning fo_smoke hero hero_mnist hero_fashionmnist hero_cifar10 hero_variants \
+hero_convergence hero_smoke grand: .venv/.installed
 	$(DPSWEEP) run suite=$@ $(OPTIONS)
 	$(DPSWEEP) report suite=$@ $(OPTIONS)
 

@@ -1,0 +1,158 @@
+"""The grand comparison: every mechanism with a proved epsilon, on the same models and data, at equal epsilon."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from dpsweep.report import stats
+from dpsweep.report.load import METRICS
+from dpsweep.report.markup import Footnotes, Table
+from dpsweep.report.paper import Evidence, Item, Needs, Paper, Place
+from dpsweep.report.papers import dp_hero
+from dpsweep.report.tables import cell_marks, cell_text
+
+STAGE, NONE = "grand", "non-private"
+ADAM = "DP-SGD, Adam"
+ACCURACY, SECONDS = METRICS["accuracy"], METRICS["seconds_train_with_features"]
+_NAMES = {"fractional": "FO-DP-SGD", "post_memory": "Post-FM", "dp_sat": "DP-SAT", "dp_adam_bc": "DP-AdamBC", "none": NONE}
+
+
+def method(config: Mapping[str, Any]) -> str | None:
+    """What the leaderboard calls a task's mechanism, and its optimizer where there are several."""
+    name, optimizer = config["mechanism"]["name"], (config.get("optimizer") or {}).get("name", "")
+    if name == "gaussian":
+        return f"DP-SGD, {'SGD' if optimizer == 'sgd' else optimizer.capitalize()}"
+    if name == "laplace_elm":
+        return f"DP-ELM, L={config['model']['hidden']}"
+    return dp_hero.method(config) or _NAMES.get(name)
+
+
+def locate(config: Mapping[str, Any]) -> Place | None:
+    """Where a task stands: the variant is the model."""
+    name = method(config)
+    if name is None or config.get("noise_multiplier") is not None:
+        return None
+    return Place(
+        STAGE, config["dataset"]["name"], config["model"]["name"], name, config.get("epsilon"), config.get("repeat") or 1
+    )
+
+
+def _methods(evidence: Evidence) -> list[str]:
+    return list(dict.fromkeys(place.model for place in evidence.cells if place.epsilon is not None))
+
+
+def _ranks(evidence: Evidence, epsilon: float) -> tuple[dict[str, list[float]], int, int]:
+    """Ranks of the methods (1 is best, ties share the mean) by data and model, where every method of that model is whole and
+    proved; how many of these there are, and how many could be."""
+    groups: dict[tuple[str, str], dict[str, float | None]] = defaultdict(dict)
+    for place in evidence.cells:
+        if place.epsilon == epsilon:
+            cell = evidence.sample(place, ACCURACY)
+            groups[place.dataset, place.variant][place.model] = None if cell.n < cell.expected or cell.unproved else cell.mean
+    ranks: dict[str, list[float]] = defaultdict(list)
+    compared = {key: means for key, means in groups.items() if ADAM in means}
+    whole = [means for means in compared.values() if None not in means.values()]
+    for means in whole:
+        for name, mean in means.items():
+            assert mean is not None
+            better = sum(other > mean for other in means.values() if other is not None)
+            ranks[name].append(1 + better + (sum(other == mean for other in means.values()) - 1) / 2)
+    return ranks, len(whole), len(compared)
+
+
+def leaderboard(evidence: Evidence) -> list[Table]:
+    """One line a method: mean rank and mean accuracy at each budget, cost, and what its epsilon covers."""
+    budgets = evidence.budgets(STAGE)
+    ranked = {epsilon: _ranks(evidence, epsilon) for epsilon in budgets}
+    lines = []
+    for name in _methods(evidence):
+        texts, order = [], []
+        for epsilon in budgets:
+            ranks = ranked[epsilon][0].get(name)
+            cells = [evidence.sample(p, ACCURACY) for p in evidence.cells if (p.model, p.epsilon) == (name, epsilon)]
+            means = [cell.mean for cell in cells if cell.n]
+            whole = len(means) == len(cells)
+            texts += [f"{statistics.fmean(ranks):.2f}" if ranks else "—",
+                      (ACCURACY.show(statistics.fmean(means)) + ("" if whole else f" ({len(means)} of {len(cells)})")) if means
+                      else "—"]  # fmt: skip
+            order.append(statistics.fmean(ranks) if ranks else float("inf"))
+        lines.append((statistics.fmean(order), [name, *texts, _cost(evidence, name), _covers(evidence, name)]))
+    rows = [row for _, row in sorted(lines, key=lambda line: line[0])]
+    counted = "; ".join(f"ε={epsilon:g}: {ranked[epsilon][1]} of {ranked[epsilon][2]}" for epsilon in budgets)
+    seeds = max((len(runs) for runs in evidence.cells.values()), default=0)
+    least = stats.least_p(seeds)
+    caption = (
+        "Methods by mean rank of their mean accuracy among the methods of the same data and model (1 is best), over the pairs of "
+        f"data and model where all are done ({counted}); mean accuracy (%) over all data and models of the method. A rank "
+        f"describes these runs: with {seeds} seeds the least p of a paired exact test is {least:.3g}, before any correction. "
+        f"Cost: mean training time over that of {ADAM}, same data, model and ε. DP-ELM has a model of its own and is not ranked."
+    )
+    header = ["Method", *(f"{part} ε={epsilon:g}" for epsilon in budgets for part in ("rank", "accuracy")), "cost", "ε covers"]
+    short = ["Method", *(part for _ in budgets for part in ("rank", "accuracy")), "cost", "ε covers"]
+    spans = [*((f"ε={epsilon:g}", 2) for epsilon in budgets), ("", 2)]
+    return [Table("leaderboard", caption, header, rows, 1, spans, short)]
+
+
+def _cost(evidence: Evidence, name: str) -> str:
+    """The median over data, models and budgets of the ratio of mean times; ~ where runs shared the machine."""
+    ratios, shared = [], False
+    for place, runs in evidence.cells.items():
+        if place.model != name or place.epsilon is None:
+            continue
+        sides = [[run.done for run in group if run.done and run.done["seconds_train_with_features"] is not None]
+                 for group in (runs, evidence.cells.get(place._replace(model=ADAM), []))]  # fmt: skip
+        if all(sides):
+            ours, theirs = (statistics.fmean(SECONDS.of(record) or 0.0 for record in side) for side in sides)
+            shared |= any(not record["alone"] for side in sides for record in side)
+            ratios += [ours / theirs] if theirs else []
+    return f"{statistics.median(ratios):.2f}{'~' if shared else ''}" if ratios else "—"
+
+
+def _covers(evidence: Evidence, name: str) -> str:
+    done = [run.done for place, runs in evidence.cells.items() if place.model == name and place.epsilon is not None
+            for run in runs if run.done]  # fmt: skip
+    found = dict.fromkeys(
+        "nothing proved" if r["epsilon"] is None else
+        f"{r['protects']}, {str(r['adjacency']).replace('_', '/')}, " + (f"δ={r['delta']:g}" if r["delta"] else "pure")
+        for r in done
+    )  # fmt: skip
+    return " or ".join(found) or "—"
+
+
+def accuracy(evidence: Evidence) -> list[Table]:
+    """Every cell: data, model and method by budget."""
+    budgets, notes, rows = evidence.budgets(STAGE), Footnotes(), []
+    usual = max((len(runs) for runs in evidence.cells.values()), default=0)
+    models = list(dict.fromkeys((place.dataset, place.variant) for place in evidence.cells))
+    for dataset, model in sorted(models, key=lambda pair: (evidence.datasets(STAGE).index(pair[0]), models.index(pair))):
+        plain = evidence.sample(Place(STAGE, dataset, model, NONE, None), ACCURACY)
+        for name in [*_methods(evidence), NONE]:
+            places = [Place(STAGE, dataset, model, name, epsilon) for epsilon in budgets]
+            if name == NONE:
+                if plain.expected:
+                    text = cell_text(plain, ACCURACY, usual) + cell_marks(plain, notes)
+                    rows.append([evidence.title(dataset), model, name, *("" for _ in budgets), text])
+            elif any(place in evidence.cells for place in places):
+                cells = [evidence.sample(place, ACCURACY) for place in places]
+                rows.append([evidence.title(dataset), model, name,
+                             *(cell_text(cell, ACCURACY, usual) + cell_marks(cell, notes) for cell in cells), ""])  # fmt: skip
+    caption = "Test accuracy (%), mean ± sample SD over seeds, under one schedule. 95% t-intervals stand under Intervals."
+    header = ["Dataset", "Model", "Method", *(f"ε={epsilon:g}" for epsilon in budgets), NONE]
+    return [Table("accuracy_by_method", caption, header, rows, 3, blocks=True, notes=notes.listed())]
+
+
+PAPER = Paper(
+    name="grand",
+    title="All mechanisms with a proved epsilon, at equal epsilon",
+    metrics={"accuracy": ACCURACY},
+    locate=locate,
+    published=dict,
+    items=(Item("leaderboard", (Needs(STAGE),), leaderboard), Item("accuracy", (Needs(STAGE),), accuracy)),
+    headline=("leaderboard",),
+    compare=(STAGE, "method", ADAM, ("accuracy",)),
+    datasets={"mnist": "MNIST", "cardio": "Cardio", "heart": "Heart", "digits": "Digits"},
+    method=method,
+)
