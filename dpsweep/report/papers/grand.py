@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpsweep.report import stats
@@ -102,13 +102,16 @@ def _cost(evidence: Evidence, name: str) -> str:
     for place, runs in evidence.cells.items():
         if place.model != name or place.epsilon is None:
             continue
-        sides = [[run.done for run in group if run.done and run.done["seconds_train_with_features"] is not None]
-                 for group in (runs, evidence.cells.get(place._replace(model=ADAM), []))]  # fmt: skip
-        if all(sides):
-            ours, theirs = (statistics.fmean(SECONDS.of(record) or 0.0 for record in side) for side in sides)
-            shared |= any(not record["alone"] for side in sides for record in side)
-            ratios += [ours / theirs] if theirs else []
+        reference = evidence.cells.get(place._replace(model=ADAM), [])
+        ours, theirs = ([r for run in group if (r := run.done) and SECONDS.of(r) is not None] for group in (runs, reference))
+        if ours and theirs:
+            shared |= any(not record["alone"] for record in (*ours, *theirs))
+            ratios.append(_mean_seconds(ours) / _mean_seconds(theirs))
     return f"{statistics.median(ratios):.2f}{'~' if shared else ''}" if ratios else "—"
+
+
+def _mean_seconds(records: Sequence[Mapping[str, Any]]) -> float:
+    return statistics.fmean(SECONDS.of(record) or 0.0 for record in records)
 
 
 def _covers(evidence: Evidence, name: str) -> str:
