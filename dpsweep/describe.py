@@ -49,6 +49,9 @@ def describe(record: dict[str, Any]) -> str:
                          f"{lr * r['kappa']:.4g} (kappa = {r['kappa']:.6f})")  # fmt: skip
     else:
         line("training", f"{method}: T = {r['steps']} steps, batch size {r['batch_size'] or r['normalizer']}")
+    if r.get("s_min_least") is not None:
+        line("noise", f"shaped; its least share of sigma (s_min) was {r['s_min_least']:.3g} at one step, {r['s_min_mean']:.3g} "
+                      "on average")  # fmt: skip
     if r["epsilon"] is not None:
         target = "" if r["target_epsilon"] is None else f" of {r['target_epsilon']:g}"
         over = ", ABOVE THE TARGET" if target and r["epsilon"] > r["target_epsilon"] else ""

@@ -247,3 +247,20 @@ def test_weights_that_say_nothing_give_the_identity():
     mechanism = hero()
     for matrix in (torch.zeros(3, 4), torch.ones(3, 4), torch.full((3, 4), torch.nan), torch.randn(1, 4), torch.randn(4)):
         assert mechanism._normalised(matrix.flatten(), torch.nn.Parameter(matrix)) is None
+
+
+def test_the_readme_idea_of_another_shape_trains_within_its_bound():
+    import re
+    from pathlib import Path
+
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(import torch\n\nfrom dpsweep.mechanisms.anisotropic.*?)```", readme, re.S)
+    space = {}
+    exec(code, space)
+    mechanism = space["ByColumn"](1.0, "l2", "min", 0.0, 1)
+    network, plan, data = opened(mechanism, model="dense")
+    state = train(mechanism, plan, network, data, sgd).state
+    assert mechanism.outcome(state) == {"s_min_least": 1.0, "s_min_mean": 1.0}
+    row = mechanism._shape(state).maps[0]
+    torch.testing.assert_close(written_out(row), torch.diag(written_out(row).diagonal()))
+    assert float(written_out(row).diagonal().std()) > 0.01
