@@ -3,6 +3,8 @@
     python scripts/bench_mechanisms.py                                    the size of the FO-DP-SGD paper
     python scripts/bench_mechanisms.py model=dense sample_rate=1/20       other overrides of the configuration
     python scripts/bench_mechanisms.py --rounds 50 --only dp_sat dp_sam
+    python scripts/bench_mechanisms.py model=resnet18 dataset=cifar10 dataset.reference_size=50000 sample_rate=1/200 \
+        --rounds 3 --steps 1 --only dirichlet plain               a step of the Dirichlet paper's size: batch 250
 
 Every mechanism trains the same model on the same random records, secure noise included, through the product's own loop.
 In one process they take turns, k steps each, in an order that is drawn anew every round; a ratio is the median over rounds of
@@ -28,18 +30,23 @@ from dpsweep.training.engines import prepare
 from dpsweep.training.loop import LoopData
 
 COMPOSER = Composer()
-PROTOCOL = ("dataset=cifar10", "dataset.reference_size=5000", "sample_rate=1/25", "noise_multiplier=1.1")
+PROTOCOL = ("dataset=cifar10", "dataset.reference_size=5000", "sample_rate=1/25")
 REFERENCE = "gaussian sgd"
 
 
 def contestants() -> dict[str, list[str]]:
-    """Overrides by name: every mechanism of clipped sums with SGD, or with what it brings; DP-SGD with Adam's kind too."""
+    """Overrides by name: every mechanism of clipped sums with SGD, or with what it brings; DP-SGD with Adam's kind too; the
+    Dirichlet mechanism and training without privacy."""
     found = {f"gaussian {name}": ["mechanism=gaussian", f"optimizer={name}"] for name in ("sgd", "adam", "adamw")}
     for name in COMPOSER.options("mechanism"):
         node = COMPOSER.node("mechanism", name)
         if name != "gaussian" and node.get("private", True) and "max_grad_norm" in node:
             found[name] = [f"mechanism={name}", *(["optimizer=sgd"] if "optimizer" not in node.get("unused", ()) else [])]
     found["dp_sam shared"] = [*found["dp_sam"], "mechanism.batch=shared"]
+    found["hero refresh 10"] = [*found["hero"], "mechanism.refresh=10"]
+    found = {name: [*own, "noise_multiplier=1.1"] for name, own in found.items()}
+    found["dirichlet"] = ["mechanism=dirichlet", "optimizer=sgd", "epsilon=2"]
+    found["plain"] = ["mechanism=gaussian", "optimizer=sgd", "epsilon=none"]
     return found
 
 
