@@ -28,6 +28,7 @@ help:
 	@echo "make dirichlet_table1 its full schedules, for a GPU (table1 to table5, figure2, figure3, sampling, optimizers)"
 	@echo "make demonstrate_dirichlet   what the Dirichlet mechanism's claimed epsilon doesn't cover, in numbers (some minutes)"
 	@echo "make hero             DP-Hero: 3,720 tasks (hero_mnist, hero_fashionmnist, hero_cifar10, hero_variants, hero_convergence)"
+	@echo "make hero_smoke       every part of its report in small on embedded data (under a minute)"
 	@echo "make grand            every mechanism with a proved epsilon at equal epsilon: 1,440 tasks and a leaderboard"
 	@echo "make bench   time dpsweep, Opacus and plain training side by side (THREADS=1), figures in outputs/bench.json"
 	@echo "make bench-check   the same, and fail where a ratio misses its bar"

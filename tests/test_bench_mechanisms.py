@@ -14,7 +14,8 @@ import bench_mechanisms
 def test_every_mechanism_that_clips_is_measured():
     measured = {name.split()[0] for name in bench_mechanisms.contestants()}
     clip = {m for m in COMPOSER.options("mechanism") if "max_grad_norm" in COMPOSER.node("mechanism", m)}
-    assert measured - {"dirichlet", "plain"} == clip >= {"gaussian", "dp_sat", "dp_sam", "dp_is", "dp_adam_ac", "dp_adam_bc", "scheduled"}
+    assert clip >= {"gaussian", "dp_sat", "dp_sam", "dp_is", "dp_adam_ac", "dp_adam_bc", "scheduled"}
+    assert measured - {"dirichlet", "plain"} == clip
 
 
 def test_it_prints_a_ratio_for_each(monkeypatch, capsys):

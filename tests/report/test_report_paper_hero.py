@@ -150,6 +150,22 @@ def test_what_is_unfinished_is_not_ranked(leaders):
     assert "(2 of 2)" not in row[2] and row[1] == "6.50"
 
 
+def test_what_is_not_proved_stands_apart_and_changes_no_rank():
+    found = tasks("suite=grand", "dataset=heart", "model=rvfl")
+    keys = ["dataset=heart", "model=rvfl", "mechanism=hero_claimed", "epsilon=1"]
+    claimed = [task for seed in range(42, 47) for task in tasks(*keys, f"seed={seed}")]
+    both = evidence_of(grand, [*found, *claimed], grand_value)
+    (alone,) = grand.leaderboard(evidence_of(grand, found, grand_value))
+    ranked, apart = grand.leaderboard(both)
+    assert ranked.rows == alone.rows and "ε=1: 1 of 1" in ranked.caption
+    (row,) = apart.rows
+    assert row[0] == "Hero, claimed: inverse trace" and row[-1] == "nothing proved"
+    assert apart.header[1] == "target ε=1, not proved"
+    shown, other = grand.accuracy(both)
+    assert not any(row[2].startswith("Hero, claimed") for row in shown.rows) and len(other.rows) == 1
+    assert other.rows[0][3].endswith("†") and other.notes
+
+
 def test_every_cell_of_the_grand_comparison_is_shown(leaders):
     (table,) = grand.accuracy(leaders)
     methods = {row[2] for row in table.rows}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpsweep.report import stats
+from dpsweep.report.guarantees import shortfall
 from dpsweep.report.load import METRICS
 from dpsweep.report.markup import Footnotes, Table
 from dpsweep.report.paper import Evidence, Item, Needs, Paper, Place
@@ -40,18 +41,23 @@ def locate(config: Mapping[str, Any]) -> Place | None:
     )
 
 
-def _methods(evidence: Evidence) -> list[str]:
-    return list(dict.fromkeys(place.model for place in evidence.cells if place.epsilon is not None))
+def _methods(evidence: Evidence) -> tuple[list[str], list[str]]:
+    """The private methods: those whose epsilon is proved in every run so far, and those with none or a greater one in some."""
+    private = [(place.model, run) for place, runs in evidence.cells.items() if place.epsilon is not None for run in runs]
+    apart = {name for name, run in private if run.budget.claimed or shortfall(run) is not None}
+    names = dict.fromkeys(name for name, _ in private)
+    return [name for name in names if name not in apart], [name for name in names if name in apart]
 
 
 def _ranks(evidence: Evidence, epsilon: float) -> tuple[dict[str, list[float]], int, int]:
-    """Ranks of the methods (1 is best, ties share the mean) by data and model, where every method of that model is whole and
-    proved; how many of these there are, and how many could be."""
+    """Ranks of the proved methods (1 is best, ties share the mean) by data and model, where all of that model are whole; how many
+    of these there are, and how many could be."""
+    proved, _ = _methods(evidence)
     groups: dict[tuple[str, str], dict[str, float | None]] = defaultdict(dict)
     for place in evidence.cells:
-        if place.epsilon == epsilon:
+        if place.epsilon == epsilon and place.model in proved:
             cell = evidence.sample(place, ACCURACY)
-            groups[place.dataset, place.variant][place.model] = None if cell.n < cell.expected or cell.unproved else cell.mean
+            groups[place.dataset, place.variant][place.model] = None if cell.n < cell.expected else cell.mean
     ranks: dict[str, list[float]] = defaultdict(list)
     compared = {key: means for key, means in groups.items() if ADAM in means}
     whole = [means for means in compared.values() if None not in means.values()]
@@ -64,22 +70,18 @@ def _ranks(evidence: Evidence, epsilon: float) -> tuple[dict[str, list[float]], 
 
 
 def leaderboard(evidence: Evidence) -> list[Table]:
-    """One line a method: mean rank and mean accuracy at each budget, cost, and what its epsilon covers."""
+    """One line a method: mean rank and mean accuracy at each budget, cost, and what its epsilon covers. What isn't proved is no
+    part of the ranking and has a table of its own."""
     budgets = evidence.budgets(STAGE)
     ranked = {epsilon: _ranks(evidence, epsilon) for epsilon in budgets}
+    proved, apart = _methods(evidence)
     lines = []
-    for name in _methods(evidence):
-        texts, order = [], []
-        for epsilon in budgets:
-            ranks = ranked[epsilon][0].get(name)
-            cells = [evidence.sample(p, ACCURACY) for p in evidence.cells if (p.model, p.epsilon) == (name, epsilon)]
-            means = [cell.mean for cell in cells if cell.n]
-            whole = len(means) == len(cells)
-            texts += [f"{statistics.fmean(ranks):.2f}" if ranks else "—",
-                      (ACCURACY.show(statistics.fmean(means)) + ("" if whole else f" ({len(means)} of {len(cells)})")) if means
-                      else "—"]  # fmt: skip
-            order.append(statistics.fmean(ranks) if ranks else float("inf"))
-        lines.append((statistics.fmean(order), [name, *texts, _cost(evidence, name), _covers(evidence, name)]))
+    for name in proved:
+        ranks = [statistics.fmean(found) if (found := ranked[epsilon][0].get(name)) else None for epsilon in budgets]
+        texts = [text for epsilon, rank in zip(budgets, ranks, strict=True)
+                 for text in ("—" if rank is None else f"{rank:.2f}", _mean_accuracy(evidence, name, epsilon))]  # fmt: skip
+        order = statistics.fmean(float("inf") if rank is None else rank for rank in ranks)
+        lines.append((order, [name, *texts, _cost(evidence, name), _covers(evidence, name)]))
     rows = [row for _, row in sorted(lines, key=lambda line: line[0])]
     counted = "; ".join(f"ε={epsilon:g}: {ranked[epsilon][1]} of {ranked[epsilon][2]}" for epsilon in budgets)
     seeds = max((len(runs) for runs in evidence.cells.values()), default=0)
@@ -93,7 +95,26 @@ def leaderboard(evidence: Evidence) -> list[Table]:
     header = ["Method", *(f"{part} ε={epsilon:g}" for epsilon in budgets for part in ("rank", "accuracy")), "cost", "ε covers"]
     short = ["Method", *(part for _ in budgets for part in ("rank", "accuracy")), "cost", "ε covers"]
     spans = [*((f"ε={epsilon:g}", 2) for epsilon in budgets), ("", 2)]
-    return [Table("leaderboard", caption, header, rows, 1, spans, short)]
+    tables = [Table("leaderboard", caption, header, rows, 1, spans, short)]
+    if apart:
+        rows = [[name, *(_mean_accuracy(evidence, name, epsilon) for epsilon in budgets), _cost(evidence, name),
+                 _covers(evidence, name)] for name in apart]  # fmt: skip
+        caption = (
+            "Not ranked: some run of these methods has no proved ε, or a greater one than its target. Mean accuracy (%) at a "
+            "target that isn't proved says nothing beside the table above."
+        )
+        header = ["Method", *(f"target ε={epsilon:g}, not proved" for epsilon in budgets), "cost", "ε covers"]
+        tables.append(Table("leaderboard_not_proved", caption, header, rows, 1))
+    return tables
+
+
+def _mean_accuracy(evidence: Evidence, name: str, epsilon: float) -> str:
+    """Over all data and models of the method; how many of them where some have no value yet."""
+    cells = [evidence.sample(place, ACCURACY) for place in evidence.cells if (place.model, place.epsilon) == (name, epsilon)]
+    means = [cell.mean for cell in cells if cell.n]
+    if not means:
+        return "—"
+    return ACCURACY.show(statistics.fmean(means)) + ("" if len(means) == len(cells) else f" ({len(means)} of {len(cells)})")
 
 
 def _cost(evidence: Evidence, name: str) -> str:
@@ -126,25 +147,30 @@ def _covers(evidence: Evidence, name: str) -> str:
 
 
 def accuracy(evidence: Evidence) -> list[Table]:
-    """Every cell: data, model and method by budget."""
+    """Every cell: data, model and method by budget; what isn't proved in a table of its own."""
+    proved, apart = _methods(evidence)
+    caption = "Test accuracy (%), mean ± sample SD over seeds, under one schedule. 95% t-intervals stand under Intervals."
+    tables = [_accuracy(evidence, "accuracy_by_method", caption, [*proved, NONE], "ε")]
+    if apart:
+        caption = "Methods of which some run has no proved ε, or a greater one than its target: test accuracy (%) at the target."
+        tables.append(_accuracy(evidence, "accuracy_not_proved", caption, apart, "target ε"))
+    return tables
+
+
+def _accuracy(evidence: Evidence, name: str, caption: str, methods: Sequence[str], budget: str) -> Table:
     budgets, notes, rows = evidence.budgets(STAGE), Footnotes(), []
     usual = max((len(runs) for runs in evidence.cells.values()), default=0)
+    columns = [*budgets, *([None] if NONE in methods else [])]
     models = list(dict.fromkeys((place.dataset, place.variant) for place in evidence.cells))
     for dataset, model in sorted(models, key=lambda pair: (evidence.datasets(STAGE).index(pair[0]), models.index(pair))):
-        plain = evidence.sample(Place(STAGE, dataset, model, NONE, None), ACCURACY)
-        for name in [*_methods(evidence), NONE]:
-            places = [Place(STAGE, dataset, model, name, epsilon) for epsilon in budgets]
-            if name == NONE:
-                if plain.expected:
-                    text = cell_text(plain, ACCURACY, usual) + cell_marks(plain, notes)
-                    rows.append([evidence.title(dataset), model, name, *("" for _ in budgets), text])
-            elif any(place in evidence.cells for place in places):
-                cells = [evidence.sample(place, ACCURACY) for place in places]
-                rows.append([evidence.title(dataset), model, name,
-                             *(cell_text(cell, ACCURACY, usual) + cell_marks(cell, notes) for cell in cells), ""])  # fmt: skip
-    caption = "Test accuracy (%), mean ± sample SD over seeds, under one schedule. 95% t-intervals stand under Intervals."
-    header = ["Dataset", "Model", "Method", *(f"ε={epsilon:g}" for epsilon in budgets), NONE]
-    return [Table("accuracy_by_method", caption, header, rows, 3, blocks=True, notes=notes.listed())]
+        for method_name in methods:
+            places = [Place(STAGE, dataset, model, method_name, epsilon) for epsilon in columns]
+            if any(place in evidence.cells for place in places):
+                cells = [evidence.sample(p, ACCURACY) if (p.epsilon is None) == (method_name == NONE) else None for p in places]
+                texts = (cell_text(cell, ACCURACY, usual) + cell_marks(cell, notes) if cell else "" for cell in cells)
+                rows.append([evidence.title(dataset), model, method_name, *texts])
+    header = ["Dataset", "Model", "Method", *(NONE if epsilon is None else f"{budget}={epsilon:g}" for epsilon in columns)]
+    return Table(name, caption, header, rows, 3, blocks=True, notes=notes.listed())
 
 
 PAPER = Paper(
