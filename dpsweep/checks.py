@@ -66,6 +66,11 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "on_error": (lambda v: v in ("continue", "stop"), "continue or stop"),
     "output_dir": (lambda v: isinstance(v, str) and v != "", "a folder's path"),
     "data.dir": (lambda v: v is None or (isinstance(v, str) and v != ""), "a folder's path, or null"),
+    "executor.address": (lambda v: v is None or (isinstance(v, str) and v != ""), "host:port of a running cluster, or null"),
+    "executor.cpus": (_is_int(1), "an integer of at least 1"),
+    "executor.gpus": (lambda v: _is_real(v) and (0 <= v < 1 or v == int(v) > 0),
+                      "a whole number, or a part of one GPU such as 0.25,"),
+    "executor.data": (lambda v: v in ("ship", "node"), "ship or node"),
     "optimizer.lr": _POSITIVE,
     "mechanism.max_grad_norm": (lambda v: _is_real(v) and 1e-15 < v < 1e15, "a number between 1e-15 and 1e15"),
     "dataset.reference_size": (_is_int(1), "an integer of at least 1"),
@@ -140,6 +145,11 @@ def check_pairs(values: dict[str, Any], explicit: frozenset[str]) -> None:
                 "noise. Leave noise_multiplier out, or choose a private mechanism such as mechanism=gaussian"
             )
         values["epsilon"] = None
+    if "threads" in explicit and "cpus" in values["executor"]:
+        raise UsageError(
+            f"threads={values['threads']} with executor={values['executor']['name']}: there a task has as many threads as cores. "
+            f"Write executor.cpus={values['threads']}"
+        )
     _check_partners(values)
     unused = _drop_unused(values, explicit)
     kinds = model.get("inputs", ["image", "table"])

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -161,6 +162,51 @@ class Records:
         with self.claim(name) as free:
             return not free
 
+    @contextlib.contextmanager
+    def noted(self, name: str, host: str) -> Iterator[None]:
+        """Keep a note beside the claim, for people: where the task runs and since when. It decides nothing."""
+        self.note(name, host)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                self._note(name).unlink(missing_ok=True)
+
+    def note(self, name: str, host: str) -> None:
+        """Write the note anew (the caller is inside `noted`). A disk that takes none is no reason to stop."""
+        with contextlib.suppress(OSError):
+            note = {"pid": os.getpid(), "host": host, "since": time.time()}
+            self._note(name).write_text(json.dumps(note), encoding="utf-8")
+
+    def running(self) -> dict[str, dict[str, Any]]:
+        """By task, the notes of those that are claimed now: ``pid``, ``host``, ``since`` (seconds of the clock). What a killed
+        process left is passed over."""
+        found = {}
+        for file in sorted(self._claims.glob("*.running")):
+            try:
+                note = json.loads(file.read_bytes())
+                held = self.claimed(file.stem)
+            except PermissionError:  # another user's folder: the note is all that can be seen
+                held = True
+            except (OSError, ValueError):  # removed, or being written
+                continue
+            kinds = {"pid": int, "host": str, "since": float}
+            if held and isinstance(note, dict) and all(isinstance(note.get(key), kind) for key, kind in kinds.items()):
+                found[file.stem] = note
+        return found
+
+    def _note(self, name: str) -> Path:
+        return self._claims / f"{name}.running"
+
+    def write_model(self, name: str, weights: bytes) -> None:
+        """Put the released weights of a task in their place, whole or not at all (the caller holds the claim)."""
+        partial = self.folder / f".{name}.{uuid.uuid4().hex}.tmp"
+        try:
+            partial.write_bytes(weights)
+            os.replace(partial, self.model_path(name))
+        finally:
+            partial.unlink(missing_ok=True)
+
     def write(self, record: dict[str, Any]) -> None:
         """Put a record in its place, whole or not at all.
 
@@ -190,6 +236,7 @@ class Records:
         """Remove what a killed attempt at this task left (the caller holds the claim)."""
         for leftover in self.folder.glob(f".{name}.*.tmp"):
             leftover.unlink(missing_ok=True)
+        self._note(name).unlink(missing_ok=True)
 
     def _move(self, name: str, where: str) -> Path:
         target = self.folder / where

@@ -80,23 +80,27 @@ class Settings:
     physical_batch: int | None
     save_model: bool
     on_error: str
-    executor: str
+    executor: dict[str, Any]  # its YAML, with what the command line set
 
     @classmethod
     def from_config(cls, config: Config) -> Settings:
         values = config.values
-        data_dir = values["data"]["dir"] or os.environ.get("DPSWEEP_DATA")
-        if data_dir is None:
-            from platformdirs import user_cache_path
-
-            data_dir = user_cache_path("dpsweep") / "data"
         return cls(
             output_dir=Path(values["output_dir"]).expanduser(),
-            data_dir=Path(data_dir).expanduser(),
+            data_dir=Path(values["data"]["dir"] or default_data_dir()).expanduser(),
             threads=values["threads"] or min(8, available_cores()),
-            executor=values["executor"]["_target_"],
+            executor=values["executor"],
             **{key: values[key] for key in ("engine", "device", "workers", "physical_batch", "save_model", "on_error")},
         )
+
+
+def default_data_dir() -> str:
+    """Where this machine keeps data, unless ``data.dir`` says it."""
+    if "DPSWEEP_DATA" in os.environ:
+        return os.environ["DPSWEEP_DATA"]
+    from platformdirs import user_cache_path
+
+    return str(user_cache_path("dpsweep") / "data")
 
 
 def available_cores() -> int:
