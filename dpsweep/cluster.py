@@ -14,6 +14,7 @@ import os
 import queue
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -68,7 +69,7 @@ class Ray:
                     room = self._room()
                     seats = [seat for seat in seats if seat.is_alive()]
                     while len(seats) < min(room, board.open, self._settings.workers or room):
-                        seats.append(_Seat(worker.remote(self._settings), board, shelf, self._settings))
+                        seats.append(_Seat(worker.remote(self._settings, sys.path), board, shelf, self._settings))
                     peopled = time.monotonic() if room else peopled
                     if time.monotonic() - peopled > DESERTED:
                         raise ConnectionError("the cluster has no node left that can hold a task; what was finished is kept")
@@ -125,7 +126,9 @@ class _Board:
             again = self._losses[task.id] < LOSSES
             if again:
                 self._waiting.put_back(task)
-        if not again:
+        if again:
+            print(f"a worker was lost with {task.id}, which runs again ({reason})", file=sys.stderr, flush=True)
+        else:
             self.finished(Outcome(task, "lost", reason=f"its worker was lost {LOSSES} times; last: {reason}"))
 
     def started(self, reason: str | None = None) -> None:
@@ -251,7 +254,8 @@ class _Seat(threading.Thread):
 class _Worker:
     """What runs in the cluster: a process that trains one task after another."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, path: list[str]) -> None:
+        sys.path += [folder for folder in path if folder not in sys.path]  # where the user's own classes lie
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the head's to handle
         import ray
@@ -318,6 +322,8 @@ def _connected(address: str | None) -> Iterator[None]:
             ) from None
         ray.init("local", num_cpus=available_cores(), **quiet)
     try:
-        yield
+        # Ray repeats the logs of lost nodes on standard output, page by page; a sweep itself says nothing there.
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield
     finally:
         ray.shutdown()
