@@ -54,7 +54,7 @@ class Ray:
             import ray
 
             if not self._room():
-                needs = f"{self._needs['num_cpus']} cores and {self._needs['num_gpus']} GPUs"
+                needs = f"{self._needs['num_cpus']} cores and {self._needs['num_gpus']:g} GPUs"
                 raise UsageError(f"executor=ray: no node of the cluster has {needs}. Lower executor.cpus or executor.gpus")
             worker = ray.remote(max_restarts=0, max_task_retries=0, **self._needs)(_Worker)  # the board decides what runs again
             board, shelf = _Board(tasks), _Shelf(self._settings)
@@ -312,14 +312,14 @@ def _connected(address: str | None) -> Iterator[None]:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    named = address or os.environ.get("RAY_ADDRESS")
+    if named:
+        _call_on(named)
     try:
-        ray.init(address or os.environ.get("RAY_ADDRESS") or "auto", **quiet)
+        ray.init(named or "auto", **quiet)
     except ConnectionError as error:
-        if named := address or os.environ.get("RAY_ADDRESS"):
-            raise UsageError(
-                f"executor.address={named}: there is no Ray cluster ({_reason(error)}). Start it with `ray start --head`, or "
-                "leave the address out for one on this machine"
-            ) from None
+        if named:
+            raise UsageError(f"executor.address={named}: the Ray cluster can't be joined ({_reason(error)})") from None
         ray.init("local", num_cpus=available_cores(), **quiet)
     try:
         # Ray repeats the logs of lost nodes on standard output, page by page; a sweep itself says nothing there.
@@ -327,3 +327,16 @@ def _connected(address: str | None) -> Iterator[None]:
             yield
     finally:
         ray.shutdown()
+
+
+def _call_on(address: str) -> None:
+    """Refuse an address where nobody answers: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        if port.isdecimal():
+            socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"executor.address={address}: no Ray cluster answers there ({error}). Start one with `ray start --head`, or leave "
+            "the address (and RAY_ADDRESS) out for one on this machine"
+        ) from None

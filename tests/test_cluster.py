@@ -104,6 +104,9 @@ def test_what_no_node_can_hold_is_refused_and_so_are_keys_that_make_no_sense(clu
     assert main(["run", "executor=ray", "threads=2", f"output_dir={tmp_path}"]) == 2
     assert "Write executor.cpus=2" in capsys.readouterr().err
     assert main(["run", "executor=ray", "executor.gpus=1.5", f"output_dir={tmp_path}"]) == 2
+    assert "executor.gpus=1.5: a whole number, or a part" in capsys.readouterr().err
+    assert main(["run", "executor=ray", "executor.address=127.0.0.1:1", f"output_dir={tmp_path}"]) == 2
+    assert "executor.address=127.0.0.1:1: no Ray cluster answers there" in capsys.readouterr().err
 
 
 def test_ctrl_c_once_finishes_what_runs(cluster, tmp_path):
