@@ -51,7 +51,7 @@ def checksum(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
-def problem(record: Any, name: str) -> str | None:
+def problem(record: Any, name: Any) -> str | None:
     """Why these contents are no valid record of the task called `name`; None if they are."""
     if not isinstance(record, dict) or not {"id", "status", "config", "checksum", "schema"} <= record.keys():
         return "it is not a record"
@@ -69,6 +69,24 @@ def problem(record: Any, name: str) -> str | None:
     if not record["id"] == configured == name:
         return f"it belongs to the task {configured}"
     return mistyped(record)
+
+
+def read_record(path: Path, name: str | None = None) -> tuple[dict[str, Any] | None, str | None]:
+    """The record in a file, and why it is no valid one of the task `name` (by default, of the task that it says), which is ""
+    where there is no file."""
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None, "it is a link to nothing" if path.is_symlink() else ""
+    except OSError as error:
+        return None, f"it can't be read ({error.strerror})"
+    except ValueError:
+        return None, "it is no JSON: truncated or damaged"
+    except RecursionError:
+        return None, "it is no record: nested too deeply"
+    own = record.get("id") if isinstance(record, dict) else None
+    reason = problem(record, own if name is None else name)
+    return (dict.fromkeys(FIELDS) | record, None) if reason is None else (None, reason)
 
 
 class Records:
@@ -104,38 +122,23 @@ class Records:
 
     def load(self, name: str) -> dict[str, Any] | None:
         """The valid record of a task, done or failed; None if there is none."""
-        record, reason = self._read(name)
+        record, reason = read_record(self.path(name), name)
         return record if reason is None else None
 
     def scan(self) -> Scan:
         """Read every record in the folder."""
         found = Scan()
         for file in sorted(self.folder.glob("*.json")):
-            record, reason = self._read(file.stem)
+            record, reason = read_record(file, file.stem)
             if reason is None:
                 found.records.append(record)  # type: ignore[arg-type]
             elif reason:
                 found.damaged.append((file.name, reason))
         return found
 
-    def _read(self, name: str) -> tuple[dict[str, Any] | None, str | None]:
-        """The record and why it is no valid one ("" where there is no file)."""
-        try:
-            record = json.loads(self.path(name).read_bytes())
-        except FileNotFoundError:
-            return None, "it is a link to nothing" if self.path(name).is_symlink() else ""
-        except OSError as error:
-            return None, f"it can't be read ({error.strerror})"
-        except ValueError:
-            return None, "it is no JSON: truncated or damaged"
-        except RecursionError:
-            return None, "it is no record: nested too deeply"
-        reason = problem(record, name)
-        return (dict.fromkeys(FIELDS) | record, None) if reason is None else (None, reason)
-
     def set_aside_damaged(self, name: str) -> str | None:
         """Move a task's file aside if it is no valid record; says what was done."""
-        _, reason = self._read(name)
+        _, reason = read_record(self.path(name), name)
         if not reason:
             return None
         moved = self._move(name, "set-aside")
