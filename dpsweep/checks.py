@@ -92,6 +92,8 @@ def check_values(values: dict[str, Any]) -> None:
         missing = [key for key in keys if key not in values[group]]
         if missing:
             raise UsageError(f"{group}={values[group].get('name', '?')}: its YAML lacks {', '.join(missing)}")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}", name := str(values[group]["name"])):  # it becomes part of paths
+            raise UsageError(f"{group}={name}: its YAML's `name` must be at most 60 letters, digits, - . and _")
     flat = flatten(values)
     for key, (accepts, needed) in _CHECKS.items():
         if key in flat and not accepts(flat[key]):
