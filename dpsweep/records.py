@@ -63,8 +63,9 @@ def problem(record: Any, name: Any) -> str | None:
         configured = task_id(record["config"])
     except (KeyError, TypeError, AttributeError, ValueError):  # a NaN, or a configuration of another form
         return "its contents are no record's"
-    whole = record["status"] == "done" or (record["status"] == "failed" and isinstance(record.get("error"), dict))
-    if not whole or not {"type", "message"} <= (record.get("error") or {"type": 0, "message": 0}).keys():
+    error = record.get("error")
+    told = isinstance(error, dict) and all(isinstance(error.get(key), str) for key in ("type", "message"))
+    if not (record["status"] == "done" and error is None) and not (record["status"] == "failed" and told):
         return "it neither finished nor tells why it failed"
     if not record["id"] == configured == name:
         return f"it belongs to the task {configured}"
