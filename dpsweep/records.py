@@ -19,7 +19,7 @@ from typing import Any
 
 from dpsweep.errors import UsageError
 from dpsweep.record_types import mistyped
-from dpsweep.tasks import task_id
+from dpsweep.tasks import labels_of, task_id
 
 SCHEMA = 1
 FIELDS = (
@@ -69,7 +69,10 @@ def problem(record: Any, name: Any) -> str | None:
         return "it neither finished nor tells why it failed"
     if not record["id"] == configured == name:
         return f"it belongs to the task {configured}"
-    return mistyped(record)
+    if wrong := mistyped(record):
+        return wrong
+    other = [key for key, value in labels_of(record["config"]).items() if record.get(key) != value]
+    return f"its {other[0]} is not that of its configuration" if other else None
 
 
 def read_record(path: Path, name: str | None = None) -> tuple[dict[str, Any] | None, str | None]:

@@ -54,17 +54,16 @@ class Task:
     @property
     def labels(self) -> dict[str, Any]:
         """What tables and records call the task."""
-        named = {group: self.config.get(group, {}).get("name") for group in DESCRIPTIVE}
-        rest = {
-            "target_epsilon": self.config.get("epsilon"),
-            "target_noise_multiplier": self.config.get("noise_multiplier"),
-            "seed": self.config["seed"],
-            "run": self.config.get("run"),
-            "repeat": self.config.get("repeat"),
-            # Whether its mechanism says that it proves nothing for the released model, whatever it claims.
-            "claim_only": None if self.values["mechanism"].get("proved", True) else True,
-        }
-        return named | rest | {"config": self.config}
+        # Whether its mechanism says that it proves nothing for the released model, whatever it claims.
+        claim_only = None if self.values["mechanism"].get("proved", True) else True
+        return labels_of(self.config) | {"claim_only": claim_only, "config": self.config}
+
+
+def labels_of(config: dict[str, Any]) -> dict[str, Any]:
+    """What of a canonical configuration stands in a record under a name of its own."""
+    named = {group: (config.get(group) or {}).get("name") for group in DESCRIPTIVE}
+    target = {"target_epsilon": config.get("epsilon"), "target_noise_multiplier": config.get("noise_multiplier")}
+    return named | target | {key: config.get(key) for key in ("seed", "run", "repeat")}
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,15 @@ def test_a_field_of_a_wrong_type_is_set_aside_by_name(records, field, value, sai
     assert field in reason and said in reason and records.load(TASK.id) is None
 
 
+@pytest.mark.parametrize("label, value", [("mechanism", "none"), ("target_epsilon", 0.5), ("repeat", 2), ("model", "cnn")])
+def test_a_label_that_is_not_the_configurations(records, label, value):
+    forged = record() | {"schema": 1, label: value}
+    forged["checksum"] = checksum(forged)
+    records.path(TASK.id).write_text(json.dumps(forged))
+    ((_, reason),) = records.scan().damaged
+    assert reason == f"its {label} is not that of its configuration"
+
+
 def test_every_field_has_a_kind():
     assert set(FIELDS) <= set(KINDS)
 
