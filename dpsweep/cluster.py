@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep.errors import UsageError
-from dpsweep.executors import Outcome, Stop, TaskQueue, affinity
+from dpsweep.executors import HEAVY, Outcome, Stop, TaskQueue, affinity
 from dpsweep.records import Records
 from dpsweep.tasks import PROTOCOL, Settings, Task, available_cores, default_data_dir
 
@@ -260,9 +260,8 @@ class _Worker:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the head's to handle
         import ray
 
-        for module in ("dpsweep.training.engines", "dpsweep.training.loop", "torch._dynamo"):  # seconds that belong to no task
+        for module in HEAVY:
             importlib.import_module(module)
-
         data_dir = settings.data_dir if settings.data_dir.is_dir() else Path(default_data_dir())
         self._settings = replace(settings, data_dir=data_dir)
         self._host = f"{socket.gethostname()} node {ray.get_runtime_context().get_node_id()[:12]}"

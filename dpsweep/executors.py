@@ -20,6 +20,7 @@ from typing import Any
 from dpsweep.checks import fraction
 from dpsweep.tasks import Settings, Task, available_cores
 
+HEAVY = ("dpsweep.training.engines", "dpsweep.training.loop", "dpsweep.runner", "torch._dynamo")  # seconds, before any task
 Stop = Callable[[], int]  # how often the user asked to stop: 1 finishes what runs, 2 ends it
 
 
@@ -74,9 +75,7 @@ class Pool:
             "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         )
         if context.get_start_method() == "forkserver":
-            context.set_forkserver_preload(
-                ["dpsweep.training.engines", "dpsweep.training.loop", "dpsweep.runner", "torch._dynamo"]
-            )
+            context.set_forkserver_preload(list(HEAVY))
         queue = TaskQueue(tasks)
         workers = [_Worker(context, settings, alone=count == 1) for _ in range(count)]
         try:

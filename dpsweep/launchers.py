@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import importlib
 import zlib
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep.errors import UsageError
-from dpsweep.executors import Outcome, Stop
+from dpsweep.executors import HEAVY, Outcome, Stop
 from dpsweep.records import Records
 from dpsweep.tasks import Settings, Task
 
@@ -77,7 +78,7 @@ class Hydra:
         except (HydraException, OmegaConfBaseException) as error:
             raise UsageError(
                 f"executor.launcher={wanted['launcher']}: {str(error).splitlines()[0]}. Launchers are plugins of Hydra, such as "
-                "hydra-joblib-launcher and hydra-submitit-launcher (pip install them); executor.options takes the keys of the chosen one"
+                "hydra-joblib-launcher and hydra-submitit-launcher (pip install them); executor.options takes its keys"
             ) from None
 
 
@@ -88,6 +89,8 @@ class _Job:
     settings: Settings
 
     def __call__(self, config: Any) -> None:
+        for module in HEAVY:
+            importlib.import_module(module)
         from dpsweep.runner import attempt
 
         for task in _unpack(config.tasks):
