@@ -66,6 +66,14 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "on_error": (lambda v: v in ("continue", "stop"), "continue or stop"),
     "output_dir": (lambda v: isinstance(v, str) and v != "", "a folder's path"),
     "data.dir": (lambda v: v is None or (isinstance(v, str) and v != ""), "a folder's path, or null"),
+    "executor.address": (lambda v: v is None or (isinstance(v, str) and v != ""), "host:port of a running cluster, or null"),
+    "executor.cpus": (_is_int(1), "an integer of at least 1"),
+    "executor.gpus": (lambda v: _is_real(v) and (0 <= v < 1 or v == int(v) > 0),
+                      "a whole number, or a part of one GPU such as 0.25,"),
+    "executor.data": (lambda v: v in ("ship", "node"), "ship or node"),
+    "executor.launcher": (lambda v: isinstance(v, str) and re.fullmatch(r"\w+", v), "the name of one of Hydra's launchers"),
+    "executor.options": (lambda v: v is None, "a mapping of the launcher's keys, such as {n_jobs: 2}, or null"),
+    "executor.tasks_per_job": (_is_int(1), "an integer of at least 1"),
     "optimizer.lr": _POSITIVE,
     "mechanism.max_grad_norm": (lambda v: _is_real(v) and 1e-15 < v < 1e15, "a number between 1e-15 and 1e15"),
     "dataset.reference_size": (_is_int(1), "an integer of at least 1"),
@@ -87,6 +95,8 @@ def check_values(values: dict[str, Any]) -> None:
         missing = [key for key in keys if key not in values[group]]
         if missing:
             raise UsageError(f"{group}={values[group].get('name', '?')}: its YAML lacks {', '.join(missing)}")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}", name := str(values[group]["name"])):  # it becomes part of paths
+            raise UsageError(f"{group}={name}: its YAML's `name` must be at most 60 letters, digits, - . and _")
     flat = flatten(values)
     for key, (accepts, needed) in _CHECKS.items():
         if key in flat and not accepts(flat[key]):
@@ -140,6 +150,11 @@ def check_pairs(values: dict[str, Any], explicit: frozenset[str]) -> None:
                 "noise. Leave noise_multiplier out, or choose a private mechanism such as mechanism=gaussian"
             )
         values["epsilon"] = None
+    if "threads" in explicit and "cpus" in values["executor"]:
+        raise UsageError(
+            f"threads={values['threads']} with executor={values['executor']['name']}: there a task has as many threads as cores. "
+            f"Write executor.cpus={values['threads']}"
+        )
     _check_partners(values)
     unused = _drop_unused(values, explicit)
     kinds = model.get("inputs", ["image", "table"])

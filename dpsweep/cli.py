@@ -1,10 +1,11 @@
-"""The command line: run, plan, report, calibrate, data."""
+"""The command line: run, plan, status, show, report, calibrate, data."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def command(name: str, function: Any, help: str, epilog: str = "", multirun: bool = False) -> None:
+    def command(name: str, function: Any, help: str, epilog: str = "",
+                multirun: bool = False) -> argparse.ArgumentParser:  # fmt: skip
         sub = commands.add_parser(
             name,
             help=help,
@@ -76,11 +78,18 @@ def _parser() -> argparse.ArgumentParser:
         if multirun:
             sub.add_argument("-m", "--multirun", action="store_true", help="run every combination of the listed values")
         sub.set_defaults(command=function, multirun=False)
+        return sub
 
     command("run", _run, "Run one task, every combination (-m), or a suite.", _RUN, multirun=True)
     command("plan", _plan, "Show what would run: done, failed, missing, and an estimate.", multirun=True)
+    status = command("status", _status, "Show how a suite stands: done, failed and why, running where, time left.", multirun=True)
+    status.add_argument("--watch", action="store_true", help="go on showing it until all is done")
     command("report", _report, "Rebuild the tables, figures and tests of a suite (or of all records in output_dir).")
     command("calibrate", _calibrate, "Show the noise that meets a budget, without training.", multirun=True)
+    show = commands.add_parser("show", help="Show one record in words.", description="Show one record in words.")
+    show.add_argument("overrides", nargs="*", metavar="TASK", help="a task's id, the beginning of one, or a record's path; "
+                      "output_dir=FOLDER for records elsewhere")  # fmt: skip
+    show.set_defaults(command=_show)
     data = commands.add_parser("data", help="Check or fetch data files.", description="Check or fetch data files.")
     data.add_argument("action", choices=["verify", "fetch"], help="verify: counts, shapes, class balance, fingerprints, official "
                       "or not; fetch: get public datasets from the internet, checked")  # fmt: skip
@@ -188,6 +197,43 @@ def _plan(options: argparse.Namespace) -> int:
     finished = [*status.done.values(), *status.others]
     found = outlook.estimate(to_run, finished, outlook.sizes_of(plan.tasks, finished, composer), cores)
     print("\n".join(outlook.in_words(found, len(to_run), cores)))
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from dpsweep import outlook, status
+    from dpsweep.records import Records
+    from dpsweep.sweep import status_of
+    from dpsweep.tasks import available_cores
+
+    plan, composer = _tasks(options)
+    records = Records(plan.settings.output_dir)
+
+    def draw() -> tuple[str, bool]:
+        found = status_of(plan.tasks, records)
+        finished = [*found.done.values(), *found.others]
+        to_run = [task for task in plan.tasks if task.id not in found.done]
+        left = outlook.estimate(to_run, finished, outlook.sizes_of(plan.tasks, finished, composer), available_cores())
+        return "\n".join(status.lines(plan.tasks, found, records.running(), left, time.time())), not to_run
+
+    if options.watch:
+        status.watch(draw)
+    else:
+        print(draw()[0])
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from dpsweep.config import Composer, parse
+    from dpsweep.records import Records
+    from dpsweep.show import show
+    from dpsweep.tasks import Settings
+
+    words = [word for word in options.overrides if "=" not in word]
+    if len(words) != 1:
+        raise UsageError("show: name one task, by its id, the beginning of it, or its record's path (dpsweep show TASK)")
+    items = parse([word for word in options.overrides if "=" in word])[0]
+    print(show(words[0], Records(Settings.from_config(Composer().compose(items)).output_dir)))
     return 0
 
 

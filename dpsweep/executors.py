@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, or in a pool of worker processes.
+"""Where tasks run: in this process, or in a pool of worker processes (or on a cluster: ``cluster.py``).
 
 An executor is built as ``Executor(settings)`` and is asked to ``run(tasks, stop)``: it yields one :class:`Outcome` for
 each task that it finished, and starts nothing new once ``stop()`` is true. A worker that dies takes one task with it.
@@ -20,6 +20,7 @@ from typing import Any
 from dpsweep.checks import fraction
 from dpsweep.tasks import Settings, Task, available_cores
 
+HEAVY = ("dpsweep.training.engines", "dpsweep.training.loop", "dpsweep.runner", "torch._dynamo")  # seconds, before any task
 Stop = Callable[[], int]  # how often the user asked to stop: 1 finishes what runs, 2 ends it
 
 
@@ -74,10 +75,8 @@ class Pool:
             "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         )
         if context.get_start_method() == "forkserver":
-            context.set_forkserver_preload(
-                ["dpsweep.training.engines", "dpsweep.training.loop", "dpsweep.runner", "torch._dynamo"]
-            )
-        queue = _Queue(tasks)
+            context.set_forkserver_preload(list(HEAVY))
+        queue = TaskQueue(tasks)
         workers = [_Worker(context, settings, alone=count == 1) for _ in range(count)]
         try:
             while queue.groups or any(worker.task for worker in workers):
@@ -117,7 +116,7 @@ def cost(task: Task) -> float:
     return records * prod(values["dataset"]["shape"]) * values["model"].get("cost", 10)
 
 
-class _Queue:
+class TaskQueue:
     """Tasks in groups that share features, the most work first."""
 
     def __init__(self, tasks: list[Task]) -> None:
@@ -136,6 +135,10 @@ class _Queue:
         if not self.groups[name]:
             del self.groups[name]
         return task
+
+    def put_back(self, task: Task) -> None:
+        """A task that was taken, to be taken again."""
+        self.groups.setdefault(affinity(task), []).insert(0, task)
 
 
 class _Worker:

@@ -96,7 +96,7 @@ def estimate(to_run: Iterable[Task], finished: Iterable[Mapping[str, Any]], size
     for record in finished:
         kind = kind_of(record["config"], sizes)
         if kind is not None and record["seconds_total"] is not None and record["seconds_train"] is not None:
-            used = max(1, min(record["threads"], cores))
+            used = max(1, min(record["threads"] or 1, cores))
             times[kind].append((used * record["seconds_train"], used * (record["seconds_total"] - record["seconds_train"])))
     measured = {kind: tuple(sum(column) / len(found) for column in zip(*found, strict=True)) for kind, found in times.items()}
     result = Estimate()
@@ -121,7 +121,7 @@ def kind_of(config: Mapping[str, Any], sizes: Mapping[tuple[str, str], int]) -> 
     if (dataset, profile) not in sizes:
         return None
     steps = config.get("steps") or 1  # closed forms have neither steps nor batches
-    if config.get("batch_size") is not None:
+    if config.get("batch_size") is not None and config.get("epochs") is not None:
         steps = config["epochs"] * ceil(config["dataset"]["reference_size"] / config["batch_size"])
     work = steps * sizes[dataset, profile]
     model = json.dumps(config["model"], sort_keys=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -74,6 +74,9 @@ def _is_rate(value: Any) -> bool:
 TEXT, FLAG = Kind("a text", _is_text), Kind("true or false", lambda value: isinstance(value, bool))
 NUMBER, COUNT = Kind("a number", _is_number), Kind("a whole number of 0 or more", _is_count)
 NOT_NEGATIVE = Kind("a number of 0 or more", lambda value: _is_number(value) and value >= 0)
+POSITIVE = Kind("a whole number of 1 or more", lambda value: _is_count(value) and value > 0)
+RATE = Kind("a rate above 0 and up to 1 as a text, such as 1/20", _is_rate)
+MAPPING = Kind("a mapping", lambda value: isinstance(value, dict))
 SHARE = Kind("a number from 0 to 1", _is_share)
 
 REQUIRED = ("id", "status", "dataset", "model", "mechanism", "seed", "config")
@@ -100,23 +103,57 @@ KINDS: dict[str, Kind] = {
         ("test_accuracy", "test_precision", "test_recall", "test_f1", "test_auroc", "test_auprc", "majority_accuracy"), SHARE
     ),
     **dict.fromkeys(("diverged", "features_cached", "alone", "data_official", "public", "claim_only"), FLAG),
-    **dict.fromkeys(("config", "versions", "error"), Kind("a mapping", lambda value: isinstance(value, dict))),
-    "sample_rate": Kind("a rate above 0 and up to 1 as a text, such as 1/20", _is_rate),
+    **dict.fromkeys(("config", "versions", "error"), MAPPING),
+    "sample_rate": RATE,
     "input_shape": Kind("a list of whole numbers", _list_of(_is_count)),
     "unprotected": Kind("a list of texts", _list_of(_is_text)),
     "events": Kind("a list of pairs of an event and its count", _is_events),
     "diagnostics": Kind("diagnostics by epoch", _is_diagnostics),
     "curves": Kind("curves by epoch", _is_curves),
+    # Of single mechanisms.
+    **dict.fromkeys(("laplace_scale", "kappa", "r", "alpha"), NUMBER),
+}  # fmt: skip
+
+
+# The canonical configuration's keys that are read again, and those that none lacks. What else a group holds is its own.
+CONFIG_REQUIRED = ("seed", "dataset.name", "dataset.reference_size", "model.name", "mechanism.name")
+CONFIG_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("dataset", "model", "mechanism", "optimizer", "accountant", "noise"), MAPPING),
+    **dict.fromkeys(
+        ("dataset.name", "dataset.profile", "model.name", "mechanism.name", "optimizer.name", "accountant.name", "noise.source",
+         "run", "split", "augment"),
+        TEXT,
+    ),
+    **dict.fromkeys(("seed", "split_seed", "protocol"), COUNT),
+    **dict.fromkeys(("dataset.reference_size", "batch_size", "epochs", "steps", "repeat"), POSITIVE),
+    **dict.fromkeys(("epsilon", "delta", "noise_multiplier", "optimizer.lr"), NUMBER),
+    **dict.fromkeys(("curves", "diagnostics"), FLAG),
+    "sample_rate": RATE,
 }  # fmt: skip
 
 
 def mistyped(record: dict[str, Any]) -> str | None:
-    """The first field of a record that holds what it can't, in words; None if there is none. Null stands for unknown."""
-    for field, (words, fits) in KINDS.items():
-        value = record.get(field)
+    """The first field of a record, or key of its configuration, that holds what it can't, in words; None if there is none.
+    Null stands for unknown."""
+    config = record.get("config") or {}
+    return _first_wrong("", KINDS, REQUIRED, record.get) or _first_wrong(
+        "config.", CONFIG_KINDS, CONFIG_REQUIRED, lambda key: _within(config, key)
+    )
+
+
+def _first_wrong(prefix: str, kinds: dict[str, Kind], required: Iterable[str], get: Callable[[str], Any]) -> str | None:
+    for key, (words, fits) in kinds.items():
+        value = get(key)
         if value is None:
-            if field in REQUIRED:
-                return f"it lacks its {field}"
+            if key in required:
+                return f"it lacks its {prefix}{key}"
         elif not fits(value):
-            return f"its {field} is not {words}"
+            return f"its {prefix}{key} is not {words}"
     return None
+
+
+def _within(config: Any, key: str) -> Any:
+    """The value of a dotted key; None where there is none."""
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, dict) else None
+    return config

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 
 from dpsweep.errors import UsageError
 from dpsweep.record_types import mistyped
-from dpsweep.tasks import task_id
+from dpsweep.tasks import labels_of, task_id
 
 SCHEMA = 1
 FIELDS = (
@@ -50,7 +51,7 @@ def checksum(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
-def problem(record: Any, name: str) -> str | None:
+def problem(record: Any, name: Any) -> str | None:
     """Why these contents are no valid record of the task called `name`; None if they are."""
     if not isinstance(record, dict) or not {"id", "status", "config", "checksum", "schema"} <= record.keys():
         return "it is not a record"
@@ -62,12 +63,34 @@ def problem(record: Any, name: str) -> str | None:
         configured = task_id(record["config"])
     except (KeyError, TypeError, AttributeError, ValueError):  # a NaN, or a configuration of another form
         return "its contents are no record's"
-    whole = record["status"] == "done" or (record["status"] == "failed" and isinstance(record.get("error"), dict))
-    if not whole or not {"type", "message"} <= (record.get("error") or {"type": 0, "message": 0}).keys():
+    error = record.get("error")
+    told = isinstance(error, dict) and all(isinstance(error.get(key), str) for key in ("type", "message"))
+    if not (record["status"] == "done" and error is None) and not (record["status"] == "failed" and told):
         return "it neither finished nor tells why it failed"
     if not record["id"] == configured == name:
         return f"it belongs to the task {configured}"
-    return mistyped(record)
+    if wrong := mistyped(record):
+        return wrong
+    other = [key for key, value in labels_of(record["config"]).items() if record.get(key) != value]
+    return f"its {other[0]} is not that of its configuration" if other else None
+
+
+def read_record(path: Path, name: str | None = None) -> tuple[dict[str, Any] | None, str | None]:
+    """The record in a file, and why it is no valid one of the task `name` (by default, of the task that it says), which is ""
+    where there is no file."""
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None, "it is a link to nothing" if path.is_symlink() else ""
+    except OSError as error:
+        return None, f"it can't be read ({error.strerror})"
+    except ValueError:
+        return None, "it is no JSON: truncated or damaged"
+    except RecursionError:
+        return None, "it is no record: nested too deeply"
+    own = record.get("id") if isinstance(record, dict) else None
+    reason = problem(record, own if name is None else name)
+    return (dict.fromkeys(FIELDS) | record, None) if reason is None else (None, reason)
 
 
 class Records:
@@ -103,38 +126,23 @@ class Records:
 
     def load(self, name: str) -> dict[str, Any] | None:
         """The valid record of a task, done or failed; None if there is none."""
-        record, reason = self._read(name)
+        record, reason = read_record(self.path(name), name)
         return record if reason is None else None
 
     def scan(self) -> Scan:
         """Read every record in the folder."""
         found = Scan()
         for file in sorted(self.folder.glob("*.json")):
-            record, reason = self._read(file.stem)
+            record, reason = read_record(file, file.stem)
             if reason is None:
                 found.records.append(record)  # type: ignore[arg-type]
             elif reason:
                 found.damaged.append((file.name, reason))
         return found
 
-    def _read(self, name: str) -> tuple[dict[str, Any] | None, str | None]:
-        """The record and why it is no valid one ("" where there is no file)."""
-        try:
-            record = json.loads(self.path(name).read_bytes())
-        except FileNotFoundError:
-            return None, "it is a link to nothing" if self.path(name).is_symlink() else ""
-        except OSError as error:
-            return None, f"it can't be read ({error.strerror})"
-        except ValueError:
-            return None, "it is no JSON: truncated or damaged"
-        except RecursionError:
-            return None, "it is no record: nested too deeply"
-        reason = problem(record, name)
-        return (dict.fromkeys(FIELDS) | record, None) if reason is None else (None, reason)
-
     def set_aside_damaged(self, name: str) -> str | None:
         """Move a task's file aside if it is no valid record; says what was done."""
-        _, reason = self._read(name)
+        _, reason = read_record(self.path(name), name)
         if not reason:
             return None
         moved = self._move(name, "set-aside")
@@ -160,6 +168,51 @@ class Records:
         """Whether some process holds the task now."""
         with self.claim(name) as free:
             return not free
+
+    @contextlib.contextmanager
+    def noted(self, name: str, host: str) -> Iterator[None]:
+        """Keep a note beside the claim, for people: where the task runs and since when. It decides nothing."""
+        self.note(name, host)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                self._note(name).unlink(missing_ok=True)
+
+    def note(self, name: str, host: str) -> None:
+        """Write the note anew (the caller is inside `noted`). A disk that takes none is no reason to stop."""
+        with contextlib.suppress(OSError):
+            note = {"pid": os.getpid(), "host": host, "since": time.time()}
+            self._note(name).write_text(json.dumps(note), encoding="utf-8")
+
+    def running(self) -> dict[str, dict[str, Any]]:
+        """By task, the notes of those that are claimed now: ``pid``, ``host``, ``since`` (seconds of the clock). What a killed
+        process left is passed over."""
+        found = {}
+        for file in sorted(self._claims.glob("*.running")):
+            try:
+                note = json.loads(file.read_bytes())
+                held = self.claimed(file.stem)
+            except PermissionError:  # another user's folder: the note is all that can be seen
+                held = True
+            except (OSError, ValueError):  # removed, or being written
+                continue
+            kinds = {"pid": int, "host": str, "since": float}
+            if held and isinstance(note, dict) and all(isinstance(note.get(key), kind) for key, kind in kinds.items()):
+                found[file.stem] = note
+        return found
+
+    def _note(self, name: str) -> Path:
+        return self._claims / f"{name}.running"
+
+    def write_model(self, name: str, weights: bytes) -> None:
+        """Put the released weights of a task in their place, whole or not at all (the caller holds the claim)."""
+        partial = self.folder / f".{name}.{uuid.uuid4().hex}.tmp"
+        try:
+            partial.write_bytes(weights)
+            os.replace(partial, self.model_path(name))
+        finally:
+            partial.unlink(missing_ok=True)
 
     def write(self, record: dict[str, Any]) -> None:
         """Put a record in its place, whole or not at all.
@@ -190,6 +243,7 @@ class Records:
         """Remove what a killed attempt at this task left (the caller holds the claim)."""
         for leftover in self.folder.glob(f".{name}.*.tmp"):
             leftover.unlink(missing_ok=True)
+        self._note(name).unlink(missing_ok=True)
 
     def _move(self, name: str, where: str) -> Path:
         target = self.folder / where

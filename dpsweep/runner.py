@@ -33,8 +33,14 @@ UNPROTECTED = (
 )  # fmt: skip
 
 
-def attempt(task: Task, settings: Settings, alone: bool) -> tuple[str, dict[str, Any] | None]:
+Run = Callable[[Task, Settings, bool], dict[str, Any]]  # makes a task's record, as `run_task` does
+
+
+def attempt(task: Task, settings: Settings, alone: bool, run: Run | None = None) -> tuple[str, dict[str, Any] | None]:
     """Run a task unless it is done or another process has it, and write its record.
+
+    Args:
+        run: what trains, in place of `run_task`: the work may be done elsewhere, the claim is held and the record written here.
 
     Returns:
         ``("done" | "failed", record)``, or ``("claimed", None)`` where another process is at it.
@@ -47,7 +53,8 @@ def attempt(task: Task, settings: Settings, alone: bool) -> tuple[str, dict[str,
         if earlier is not None and earlier["status"] == "done":
             return "done", earlier
         records.sweep_leftovers(task.id)
-        record = run_task(task, settings, alone)
+        with records.noted(task.id, socket.gethostname()):
+            record = (run or run_task)(task, settings, alone)
         records.write(record)
         return record["status"], record
 
@@ -209,14 +216,23 @@ def data_key(values: dict[str, Any]) -> str:
     return json.dumps([values["dataset"], values["split"], values["split_seed"]], sort_keys=True)
 
 
+given: dict[str, Any] = {}  # datasets that came from another machine, by `data_key`
+
+
+def read_data(key: str, data_dir: Path) -> Any:
+    """The dataset of a key, from its files."""
+    node, split, split_seed = json.loads(key)
+    dataset = build("dataset", node).load(data_dir, split, split_seed)
+    dataset.check(tuple(node["shape"]), node["classes"])
+    return dataset
+
+
 @functools.lru_cache(maxsize=2)
 def load_data(key: str, data_dir: Path, device: str) -> tuple[Any, Any, Any]:
     """The dataset of a key, and its training tensors on the device."""
     import torch
 
-    node, split, split_seed = json.loads(key)
-    dataset = build("dataset", node).load(data_dir, split, split_seed)
-    dataset.check(tuple(node["shape"]), node["classes"])
+    dataset = given.get(key) or read_data(key, data_dir)
     return dataset, torch.from_numpy(dataset.x_train).to(device), torch.from_numpy(dataset.y_train).to(device)
 
 

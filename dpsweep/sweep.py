@@ -126,7 +126,7 @@ def preflight(tasks: list[Task], settings: Settings) -> None:
     from dpsweep.build import build, plan_of
     from dpsweep.runner import pick_device
 
-    if settings.device.startswith("cuda"):
+    if settings.device.startswith("cuda") and settings.executor["name"] in ("inline", "pool"):  # this machine's device
         pick_device(settings.device)
     seen: set[str] = set()
     for task in tasks:
@@ -145,7 +145,8 @@ def preflight(tasks: list[Task], settings: Settings) -> None:
 def _outcomes(todo: list[Task], settings: Settings, records: Records, interrupts: _Interrupts,
               progress: _Progress) -> Iterator[Outcome]:  # fmt: skip
     """Run rounds until nothing is left: a task that another process holds is waited for, and taken over if it dies."""
-    module, _, name = (settings.executor if len(todo) > 1 else "dpsweep.executors.Inline").rpartition(".")
+    alone = len(todo) == 1 and settings.executor["name"] == "pool"  # then a worker process would only cost its start
+    module, _, name = ("dpsweep.executors.Inline" if alone else settings.executor["_target_"]).rpartition(".")
     executor = getattr(importlib.import_module(module), name)(settings)
     while todo and not interrupts.count:
         elsewhere: list[Task] = []

@@ -54,17 +54,16 @@ class Task:
     @property
     def labels(self) -> dict[str, Any]:
         """What tables and records call the task."""
-        named = {group: self.config.get(group, {}).get("name") for group in DESCRIPTIVE}
-        rest = {
-            "target_epsilon": self.config.get("epsilon"),
-            "target_noise_multiplier": self.config.get("noise_multiplier"),
-            "seed": self.config["seed"],
-            "run": self.config.get("run"),
-            "repeat": self.config.get("repeat"),
-            # Whether its mechanism says that it proves nothing for the released model, whatever it claims.
-            "claim_only": None if self.values["mechanism"].get("proved", True) else True,
-        }
-        return named | rest | {"config": self.config}
+        # Whether its mechanism says that it proves nothing for the released model, whatever it claims.
+        claim_only = None if self.values["mechanism"].get("proved", True) else True
+        return labels_of(self.config) | {"claim_only": claim_only, "config": self.config}
+
+
+def labels_of(config: dict[str, Any]) -> dict[str, Any]:
+    """What of a canonical configuration stands in a record under a name of its own."""
+    named = {group: (config.get(group) or {}).get("name") for group in DESCRIPTIVE}
+    target = {"target_epsilon": config.get("epsilon"), "target_noise_multiplier": config.get("noise_multiplier")}
+    return named | target | {key: config.get(key) for key in ("seed", "run", "repeat")}
 
 
 @dataclass(frozen=True)
@@ -80,23 +79,27 @@ class Settings:
     physical_batch: int | None
     save_model: bool
     on_error: str
-    executor: str
+    executor: dict[str, Any]  # its YAML, with what the command line set
 
     @classmethod
     def from_config(cls, config: Config) -> Settings:
         values = config.values
-        data_dir = values["data"]["dir"] or os.environ.get("DPSWEEP_DATA")
-        if data_dir is None:
-            from platformdirs import user_cache_path
-
-            data_dir = user_cache_path("dpsweep") / "data"
         return cls(
             output_dir=Path(values["output_dir"]).expanduser(),
-            data_dir=Path(data_dir).expanduser(),
+            data_dir=Path(values["data"]["dir"] or default_data_dir()).expanduser(),
             threads=values["threads"] or min(8, available_cores()),
-            executor=values["executor"]["_target_"],
+            executor=values["executor"],
             **{key: values[key] for key in ("engine", "device", "workers", "physical_batch", "save_model", "on_error")},
         )
+
+
+def default_data_dir() -> str:
+    """Where this machine keeps data, unless ``data.dir`` says it."""
+    if "DPSWEEP_DATA" in os.environ:
+        return os.environ["DPSWEEP_DATA"]
+    from platformdirs import user_cache_path
+
+    return str(user_cache_path("dpsweep") / "data")
 
 
 def available_cores() -> int:

@@ -208,3 +208,17 @@ def test_every_option_composes_and_bears_its_name(group):
 
 def test_flatten():
     assert flatten({"a": 1, "b": {"c": {"d": None}}}) == {"a": 1, "b.c.d": None}
+
+
+@pytest.mark.parametrize("name", ["../out", "a/b", "", "..", ".hidden", "x" * 61, "a b"])
+def test_a_name_that_could_leave_the_output_folder(tmp_path, name):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text(f"name: {name!r}\n_target_: dpsweep.models.dense.Dense\n")
+    with pytest.raises(UsageError, match="model=.*its YAML's `name` must be"):
+        Composer([tmp_path]).compose([("model", "mine")])
+
+
+@pytest.mark.parametrize("label", ["../x", "a/b", "..", ""])
+def test_a_label_that_could_leave_the_output_folder(label):
+    with pytest.raises(UsageError, match="run=.*a label of letters"):
+        Composer().compose([("run", label)])

@@ -1,14 +1,14 @@
 """The order of tasks in the pool."""
 
 from dpsweep.config import Composer
-from dpsweep.executors import _Queue, affinity, cost
+from dpsweep.executors import TaskQueue, affinity, cost
 from dpsweep.tasks import enumerate_tasks
 
 TASKS = enumerate_tasks(["suite=quickstart"], Composer()).tasks
 
 
 def test_tasks_that_share_features_stay_with_a_worker_and_big_ones_start_first():
-    queue, last, order = _Queue(TASKS), {0: None, 1: None}, {0: [], 1: []}
+    queue, last, order = TaskQueue(TASKS), {0: None, 1: None}, {0: [], 1: []}
     turn = 0
     while queue.groups:
         task = queue.take(last[turn])

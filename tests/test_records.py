@@ -1,5 +1,6 @@
 """Records: whole or not at all, verified when read, never overwritten."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -10,11 +11,14 @@ import time
 
 import pytest
 
+from dpsweep import outlook
 from dpsweep.config import Composer
+from dpsweep.describe import describe
 from dpsweep.errors import UsageError
 from dpsweep.record_types import KINDS
 from dpsweep.records import FIELDS, Records, checksum, problem
-from dpsweep.tasks import enumerate_tasks
+from dpsweep.status import pace_of
+from dpsweep.tasks import enumerate_tasks, task_id
 
 TASK = enumerate_tasks([], Composer()).tasks[0]
 OTHER = enumerate_tasks(["seed=7"], Composer()).tasks[0]
@@ -128,6 +132,15 @@ def test_a_field_of_a_wrong_type_is_set_aside_by_name(records, field, value, sai
     assert field in reason and said in reason and records.load(TASK.id) is None
 
 
+@pytest.mark.parametrize("label, value", [("mechanism", "none"), ("target_epsilon", 0.5), ("repeat", 2), ("model", "cnn")])
+def test_a_label_that_is_not_the_configurations(records, label, value):
+    forged = record() | {"schema": 1, label: value}
+    forged["checksum"] = checksum(forged)
+    records.path(TASK.id).write_text(json.dumps(forged))
+    ((_, reason),) = records.scan().damaged
+    assert reason == f"its {label} is not that of its configuration"
+
+
 def test_every_field_has_a_kind():
     assert set(FIELDS) <= set(KINDS)
 
@@ -178,3 +191,47 @@ def test_reading_records_needs_no_torch(records):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
+
+
+def leaves(tree, path=()):
+    for key, value in tree.items():
+        yield (*path, key)
+        if isinstance(value, dict):
+            yield from leaves(value, (*path, key))
+
+
+FULL = record(optimizer="adam") | {
+    "schema": 1, "reference_size": 1257, "sample_rate": "1/20", "steps": 600, "normalizer": 62, "batch_size": 64, "epochs": 30,
+    "delta": 1e-5, "max_grad_norm": 1.0, "noise_multiplier": 1.1, "epsilon": 0.99, "epsilon_claimed": 1.0, "guarantee_text": "x",
+    "diverged": False, "seconds_train": 2.0, "seconds_setup": 0.1, "seconds_total": 2.2, "threads": 1, "unprotected": ["x"],
+    "trainable_parameters": 10, "stored_parameters": 20, "train_size": 1257, "test_size": 270, "public": False, "alone": True,
+    "started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T00:00:02+00:00", "laplace_scale": 1.0, "macs": 5,
+    "versions": {"torch": "2.6"}, "host": "there", "data_official": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dropped", [(), ("noise_multiplier",), ("noise_multiplier", "laplace_scale")])
+def test_whatever_a_field_holds_a_record_is_refused_or_can_be_read(dropped):
+    """A forger knows how to make a checksum and an id. What he can write must stop neither `show` nor `plan` nor `status`."""
+    wrong, composer, refused, read = (None, "x", -1, 0, 1.5, True, [], {}, {"a": [1]}, 10**400), Composer(), 0, 0
+    whole = {key: value for key, value in FULL.items() if key not in dropped} | {"kappa": 0.9, "r": 0.5, "alpha": 2.0}
+    for path in leaves(whole):
+        for value in wrong:
+            forged = json.loads(json.dumps(whole))
+            node = forged
+            for key in path[:-1]:
+                node = node[key]
+            node[path[-1]] = value
+            with contextlib.suppress(Exception):  # then `problem` finds the id of no configuration
+                forged["id"] = task_id(forged["config"]) if path[0] == "config" else forged["id"]
+            with contextlib.suppress(Exception):
+                forged["checksum"] = checksum(forged)
+            if problem(forged, forged["id"]) is not None:
+                refused += 1
+                continue
+            read += 1
+            full = dict.fromkeys(FIELDS) | forged
+            assert describe(full).startswith(forged["id"])
+            outlook.estimate([TASK], [full], outlook.sizes_of([TASK], [full], composer), 2)
+            pace_of([full], 1_800_000_000.0)
+    assert refused > 300 and read > 100

@@ -12,6 +12,7 @@ import numpy as np
 from dpsweep.errors import UsageError
 
 SPLITS = ("dp_rvfl", "official", "subset", "subset_tuning")
+LARGEST = 2**30  # bytes that are read of a file of a known dataset, packed or unpacked; the largest true one has 225 million
 SUBSET_TRAIN, SUBSET_TEST = 5000, 2000  # images of the FO-DP-SGD paper's subsets
 VERIFIED_SPLIT, VERIFIED_SEED = "dp_rvfl", 2026  # the split whose fingerprints and class counts the readers know
 
@@ -203,15 +204,24 @@ def is_present(path: Path) -> bool:
     return present
 
 
-def read_bytes(path: Path) -> bytes:
-    """The bytes of a file; raises `UsageError` when it cannot be read or is empty."""
+def read_bytes(path: Path, largest: int | None = LARGEST) -> bytes:
+    """The bytes of a file; raises `UsageError` when it cannot be read, is empty or has more than `largest` bytes."""
     try:
+        if largest is not None and (size := path.stat().st_size) > largest:
+            raise too_large(path, f"it has {size:,} bytes", largest)
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}. Check the path and its permissions.") from error
     if not content:
         raise UsageError(f"{path} is empty. Fetch it again: the download or copy was probably cut short.")
     return content
+
+
+def too_large(path: Path, what: str, largest: int) -> UsageError:
+    """The error for a file that would fill the memory."""
+    return UsageError(
+        f"{path} is refused: {what}, and at most {largest:,} are read. It is another file than its name says, or a broken one."
+    )
 
 
 def missing(name: str, files: str, data_dir: Path, remedy: str) -> MissingData:

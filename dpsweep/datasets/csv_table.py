@@ -112,7 +112,7 @@ class CsvTable:
         for path in self._paths(data_dir):
             if not is_present(path):
                 raise missing_data(self._name, path.name, path.parent, "Put it there, or mend `file` in the dataset's YAML.")
-            first = next(read_rows(read_bytes(path), path, self._separator), None)
+            first = next(read_rows(read_bytes(path, None), path, self._separator), None)
             if first is not None and self._columns is None:
                 self._positions(_stripped(first[1]), str(path))
 
@@ -147,7 +147,7 @@ class CsvTable:
         return [self._read_file(path) for path in self._paths(data_dir)]
 
     def _read_file(self, path: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        rows = list(read_rows(read_bytes(path), path, self._separator))
+        rows = list(read_rows(read_bytes(path, None), path, self._separator))
         names = self._columns or _stripped(rows.pop(0)[1] if rows else [])
         check_widths(rows, len(names), path, self._separator)
         positions = self._positions(names, str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import shutil
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any, cast
 
 from dpsweep.datasets.origins import ORIGINS, Parcel, Source
 from dpsweep.errors import UsageError
@@ -196,8 +197,23 @@ def _members(archive: Path, packing: str) -> Iterator[Iterable[tuple[str, int, C
         with zipfile.ZipFile(archive) as zipped:
             yield ((m.filename, m.file_size, partial(zipped.open, m)) for m in zipped.infolist() if not m.is_dir())
     else:
-        with tarfile.open(archive) as tarred:
+        with gzip.open(archive) as packed, tarfile.open(fileobj=cast(Any, _Bounded(packed)), mode="r|") as tarred:
             yield ((m.name, m.size, partial(_extracted, tarred, m)) for m in tarred if m.isreg())
+
+
+class _Bounded:
+    """A packed archive that is given up when it unpacks to far more than any wanted one does."""
+
+    def __init__(self, file: gzip.GzipFile) -> None:
+        self._file, self._left = file, 2 * LARGEST
+
+    def read(self, size: int) -> bytes:
+        """The next bytes. Raises `_Refused` where it has been too many."""
+        content = self._file.read(size)
+        self._left -= len(content)
+        if self._left < 0:
+            raise _Refused(f"its archive unpacks to more than {2 * LARGEST / 1e6:g} MB")
+        return content
 
 
 def _extracted(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:

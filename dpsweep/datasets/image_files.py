@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import pickle
 import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
+from dpsweep.datasets.base import LARGEST, too_large
 from dpsweep.errors import UsageError
 
 _AGAIN = "Fetch the file again."
 
 
 def gunzip(content: bytes, path: Path) -> bytes:
-    """Unpack gzip; raises `UsageError` where the file is cut short or is no gzip."""
+    """Unpack gzip; raises `UsageError` where the file is cut short, is no gzip or unpacks to far too much."""
     try:
-        return gzip.decompress(content)
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            unpacked = file.read(LARGEST + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"{path} is not a whole gzip file ({error}). {_AGAIN}") from error
+    if len(unpacked) > LARGEST:
+        raise too_large(path, f"it unpacks to more than {LARGEST:,} bytes", LARGEST)
+    return unpacked
 
 
 def parse_idx(content: bytes, path: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -134,6 +140,7 @@ def parse_svhn(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """
     from scipy.io import loadmat
 
+    _check_unpacked_mat(content, path)
     try:
         fields = loadmat(io.BytesIO(content), variable_names=("X", "y"), mat_dtype=False)
         pixels, labels = (np.asarray(fields[key]) for key in ("X", "y"))
@@ -151,52 +158,89 @@ def parse_svhn(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(pixels.transpose(3, 2, 0, 1)), labels[:, 0].astype(np.int64) % 10
 
 
-def read_npz(path: Path, keys: Sequence[str]) -> list[np.ndarray]:
-    """The arrays `keys` of an NPZ file, without unpickling; raises `UsageError` for anything else than plain arrays."""
+def _check_unpacked_mat(content: bytes, path: Path) -> None:
+    """Refuse a MATLAB 5 file whose packed elements unpack to more than `LARGEST`: nothing is kept of them here."""
+    at, total = 128, 0  # after the header: elements, each a type, its number of bytes, the bytes
+    order: Literal["little", "big"] = "big" if content[126:128] == b"MI" else "little"
+    while at + 8 <= len(content):
+        kind, size = (int.from_bytes(content[at + i : at + i + 4], order) for i in (0, 4))
+        packed, unpacker = content[at + 8 : at + 8 + size], zlib.decompressobj()
+        while kind == 15 and packed and not unpacker.eof:
+            try:
+                total += len(unpacker.decompress(packed, 2**20))
+            except zlib.error:
+                return  # the reader says what is wrong with it
+            packed = unpacker.unconsumed_tail
+            if total > LARGEST:
+                raise too_large(path, f"it unpacks to more than {LARGEST:,} bytes", LARGEST)
+        at += 8 + size
+
+
+def read_npz(path: Path, keys: Sequence[str], largest: int = LARGEST) -> list[np.ndarray]:
+    """The arrays `keys` of an NPZ file, without unpickling; raises `UsageError` as `read_npz_headers` does."""
+    read_npz_headers(path, keys, largest)
     try:
-        with path.open("rb") as file:  # opened here, since NumPy leaves it open when it fails
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise UsageError(f"{path} holds a single array. Save {', '.join(keys)} with numpy.savez.")
-            absent = [key for key in keys if key not in archive.files]
-            if absent:
-                raise UsageError(
-                    f"{path} lacks the arrays {', '.join(absent)}; it holds {', '.join(archive.files) or 'none'}. "
-                    f"Save {', '.join(keys)} with numpy.savez."
-                )
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return [archive[key] for key in keys]
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise UsageError(
-            f"{path} is not a readable NPZ file of plain arrays ({error}). Save {', '.join(keys)} with numpy.savez."
-        ) from error
+    except _BROKEN_NPZ as error:
+        raise _no_npz(path, keys, error) from error
 
 
-def read_npz_headers(path: Path, keys: Sequence[str]) -> dict[str, tuple[tuple[int, ...], str]]:
+def read_npz_headers(path: Path, keys: Sequence[str], largest: int = LARGEST) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and kind of type (NumPy's `dtype.kind`) of the arrays `keys`, from their headers: no value is read.
 
-    Raises `UsageError` for anything else than an NPZ file of plain arrays that has them.
+    Raises `UsageError` for anything else than an NPZ file of plain arrays that has them, for arrays of more or fewer values
+    than their headers announce, and where they have more than `largest` bytes together.
     """
     headers: dict[str, tuple[tuple[int, ...], str]] = {}
+    total = 0
     try:
+        with path.open("rb") as file:
+            if file.read(6) == np.lib.format.MAGIC_PREFIX:
+                raise UsageError(f"{path} holds a single array. Save {', '.join(keys)} with numpy.savez.")
         with zipfile.ZipFile(path) as archive:
-            absent = [key for key in keys if f"{key}.npy" not in archive.namelist()]
-            if absent:
-                raise UsageError(f"{path} lacks the arrays {', '.join(absent)}. Save {', '.join(keys)} with numpy.savez.")
+            held = [name.removesuffix(".npy") for name in archive.namelist()]
+            if absent := [key for key in keys if key not in held]:
+                raise UsageError(
+                    f"{path} lacks the arrays {', '.join(absent)}; it holds {', '.join(held) or 'none'}. "
+                    f"Save {', '.join(keys)} with numpy.savez."
+                )
             for key in keys:
-                with archive.open(f"{key}.npy") as file:
-                    version = np.lib.format.read_magic(file)
-                    if version not in ((1, 0), (2, 0)):
-                        raise ValueError(f"the array {key} is in a format for structured arrays")
-                    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                    shape, _, dtype = read(file)
-                    if dtype.hasobject:
-                        raise ValueError(f"the array {key} holds Python objects, which would have to be unpickled")
-                    headers[key] = (tuple(shape), dtype.kind)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-        raise UsageError(
-            f"{path} is not a readable NPZ file of plain arrays ({error}). Save {', '.join(keys)} with numpy.savez."
-        ) from error
+                member = archive.getinfo(f"{key}.npy")  # its size is checked while it is unpacked: no more than that comes
+                total += member.file_size
+                if total > largest:
+                    raise too_large(path, f"its arrays unpack to {total:,} bytes or more", largest)
+                with archive.open(member) as unpacked:
+                    headers[key] = _read_header(unpacked, key, member.file_size)
+    except _BROKEN_NPZ as error:
+        raise _no_npz(path, keys, error) from error
     return headers
+
+
+_BROKEN_NPZ = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+
+
+def _no_npz(path: Path, keys: Sequence[str], error: Exception) -> UsageError:
+    return UsageError(f"{path} is not a readable NPZ file of plain arrays ({error}). Save {', '.join(keys)} with numpy.savez.")
+
+
+def _read_header(file: IO[bytes], key: str, size: int) -> tuple[tuple[int, ...], str]:
+    """Shape and kind of the array in a NPY file of `size` bytes; ValueError where it is not what its header says."""
+    start = file.read(12)
+    if len(start) < 12 or start[:6] != np.lib.format.MAGIC_PREFIX or tuple(start[6:8]) not in ((1, 0), (2, 0)):
+        raise ValueError(f"the array {key} is in no known format, or in one for structured arrays")
+    first = start[6] == 1
+    length = int.from_bytes(start[8 : 10 if first else 12], "little")
+    if length > 10_000:  # NumPy's own limit, which it looks at only once it has read the header
+        raise ValueError(f"the array {key} has a header of {length:,} bytes")
+    header = io.BytesIO(start[8:] + file.read(length))
+    shape, _, dtype = (np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0)(header)
+    if dtype.hasobject:
+        raise ValueError(f"the array {key} holds Python objects, which would have to be unpickled")
+    announced = (10 if first else 12) + length + math.prod(shape) * dtype.itemsize
+    if announced != size:
+        raise ValueError(f"the array {key} has {size:,} bytes, where its header announces {announced:,}")
+    return tuple(shape), dtype.kind
 
 
 def check_images(x: np.ndarray, y: np.ndarray, shape: tuple[int, int, int], classes: int, what: str) -> None:

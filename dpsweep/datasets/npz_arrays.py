@@ -23,6 +23,8 @@ from dpsweep.datasets.encoder import read_bounds
 from dpsweep.datasets.image_files import read_npz, read_npz_headers
 from dpsweep.errors import UsageError
 
+LARGEST_OWN = 2**34  # bytes that are read of a user's own arrays together, so that a file of a few kilobytes fills no memory
+
 
 class NpzArrays:
     """Records and labels from the plain arrays of an NPZ file; nothing is ever unpickled.
@@ -75,7 +77,7 @@ class NpzArrays:
         path = data_dir / Path(self._file).expanduser()
         if not is_present(path):
             raise missing(self._name, path.name, path.parent, "Put it there, or mend `file` in the dataset's YAML.")
-        headers = read_npz_headers(path, [key for pair in self._pairs for key in pair])
+        headers = read_npz_headers(path, [key for pair in self._pairs for key in pair], LARGEST_OWN)
         for x, y in self._pairs:
             (shape, kind), (labels, label_kind) = headers[x], headers[y]
             if kind not in "uif" or len(shape) < 2:
@@ -94,7 +96,7 @@ class NpzArrays:
         """Read, scale and split; with test arrays the split and its seed change nothing."""
         self.check(data_dir)
         path = data_dir / Path(self._file).expanduser()
-        arrays = iter(read_npz(path, [key for pair in self._pairs for key in pair]))
+        arrays = iter(read_npz(path, [key for pair in self._pairs for key in pair], LARGEST_OWN))
         parts = [(self._inputs(x, path), self._labels(y, path)) for x, y in zip(arrays, arrays, strict=True)]
         train, test, unused = divide(parts, split, split_seed, self._file)
         kind = "image" if len(self._shape) == 3 else "table"

@@ -172,6 +172,8 @@ def _count(number: int, kind: str) -> str:
 
 
 def _composed(records: Sequence[Record], delta: float) -> str:
+    if any(record["events"] is None for record in records):
+        return "not computed (a record doesn't say what it released)"
     counts: Counter[str] = Counter()
     for record in records:
         for event, count in record["events"]:

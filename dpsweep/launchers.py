@@ -1,0 +1,106 @@
+"""Tasks as jobs of Hydra's launchers: joblib, submitit on Slurm, and whatever other plugin is installed.
+
+The output folder is shared by all machines: every job claims its tasks and writes their records there, as any sweep does.
+What became of a task is read from the folder, so that a job that was killed, or a launcher that failed, loses no record.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import importlib
+import zlib
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dpsweep.errors import UsageError
+from dpsweep.executors import HEAVY, Outcome, Stop
+from dpsweep.records import Records
+from dpsweep.tasks import Settings, Task
+
+
+class Hydra:
+    """Hands all tasks to a launcher at once, and waits until it has finished."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = replace(settings, output_dir=settings.output_dir.resolve())
+
+    def run(self, tasks: list[Task], stop: Stop) -> Iterator[Outcome]:
+        """Run the tasks, `tasks_per_job` in a job. Outcomes come when the launcher has ended.
+
+        Raises:
+            UsageError: there is no such launcher here, or it has no such option.
+        """
+        if stop():
+            return
+        size = self._settings.executor["tasks_per_job"]
+        jobs = [f"+tasks='{_pack(tasks[i : i + size])}'" for i in range(0, len(tasks), size)]
+        reason = "its job ended without a record"
+        launcher = self._launcher()
+        try:
+            launcher.launch([[job] for job in jobs], initial_job_idx=0)
+        except Exception as error:  # some job failed: what the others did is in the folder
+            reason += f" ({type(error).__name__}: {error})".replace("\n", " ")
+        records = Records(self._settings.output_dir)
+        for task in tasks:
+            record = records.load(task.id)
+            if record is not None:
+                yield Outcome(task, record["status"], record)
+            elif records.claimed(task.id):
+                yield Outcome(task, "claimed")
+            else:
+                yield Outcome(task, "lost", reason=reason)
+
+    def _launcher(self) -> Any:
+        from hydra import initialize_config_dir
+        from hydra._internal.callbacks import Callbacks
+        from hydra.core.global_hydra import GlobalHydra
+        from hydra.core.plugins import Plugins
+        from hydra.errors import HydraException
+        from hydra.types import HydraContext, RunMode
+        from omegaconf.errors import OmegaConfBaseException
+
+        wanted = self._settings.executor
+        options = [f"hydra.launcher.{key}={value}" for key, value in (wanted["options"] or {}).items()]
+        where = self._settings.output_dir / "launcher"  # for what the launcher itself writes, such as Slurm's logs
+        own = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null", "hydra.job.name=dpsweep"]
+        own += [f"hydra.sweep.dir='{where}'", "hydra.sweep.subdir=."]
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_dir(str(Path(__file__).resolve().parent), version_base="1.3"):
+                loader = GlobalHydra.instance().config_loader()
+                choice = [f"hydra/launcher={wanted['launcher']}", *options, *own]
+                config = loader.load_configuration(None, choice, run_mode=RunMode.MULTIRUN)
+                context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
+                return Plugins.instance().instantiate_launcher(context, _Job(self._settings), config)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UsageError(
+                f"executor.launcher={wanted['launcher']}: {str(error).splitlines()[0]}. Launchers are plugins of Hydra, such as "
+                "hydra-joblib-launcher and hydra-submitit-launcher (pip install them); executor.options takes its keys"
+            ) from None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a launcher runs on some machine: the tasks that its override tells."""
+
+    settings: Settings
+
+    def __call__(self, config: Any) -> None:
+        for module in HEAVY:
+            importlib.import_module(module)
+        from dpsweep.runner import attempt
+
+        for task in _unpack(config.tasks):
+            attempt(task, self.settings, alone=False)
+
+
+def _pack(tasks: list[Task]) -> str:
+    """Tasks as one word of letters, digits, - and _: an override that a launcher passes on as it is."""
+    return base64.urlsafe_b64encode(zlib.compress(repr([astuple(task) for task in tasks]).encode())).decode()
+
+
+def _unpack(word: str) -> list[Task]:
+    return [Task(*fields) for fields in ast.literal_eval(zlib.decompress(base64.urlsafe_b64decode(word)).decode())]

@@ -1,0 +1,65 @@
+"""Sweeps through Hydra's launchers: their tasks land where those of any sweep do."""
+
+import re
+
+import pytest
+
+from dpsweep.cli import main
+from dpsweep.config import Composer
+from dpsweep.launchers import _pack, _unpack
+from dpsweep.records import Records
+from dpsweep.tasks import Task, enumerate_tasks
+
+WORDS = ["run", "-m", "dataset=breast_cancer", "model=logistic_raw", "epochs=1", "epsilon=1", "seed=1,2"]
+
+
+def test_a_task_is_told_in_one_word():
+    tasks = enumerate_tasks(["suite=quickstart", "model=rvfl", "dataset=digits"], Composer()).tasks
+    tasks.append(Task("x", {"a": 1e-5}, {"levels": {1: "it's", 2.5: [None, True, '"quoted"\n']}}))
+    word = _pack(tasks)
+    assert _unpack(word) == tasks and re.fullmatch(r"[A-Za-z0-9_=-]+", word)
+
+
+@pytest.mark.parametrize("launcher, options", [("basic", []), ("joblib", ["executor.options={n_jobs: 2}"])])
+def test_one_folder_for_a_launchers_tasks_and_any_others(tmp_path, capsys, launcher, options):
+    if launcher == "joblib":
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="pip install hydra-joblib-launcher")
+    words = [*WORDS, f"output_dir={tmp_path}"]
+    assert main([*words[:-2], "seed=1", words[-1]]) == 0
+    assert main([*words, "executor=hydra", f"executor.launcher={launcher}", *options]) == 0
+    assert "1 of 2 tasks are done already; 1 to run" in capsys.readouterr().err
+    first, second = Records(tmp_path).scan().records
+    assert {first["seed"], second["seed"]} == {1, 2} and first["status"] == second["status"] == "done"
+    assert main(words) == 0 and "2 of 2 tasks done, 0 failed" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["launcher", "records"]
+
+
+def test_a_job_without_a_record_is_a_failure_and_the_others_count(tmp_path, capsys, monkeypatch):
+    from dpsweep import runner
+
+    whole = runner.run_task
+
+    def dies(task, *rest):
+        if task.config["seed"] == 2:
+            raise SystemError("the job was killed")
+        return whole(task, *rest)
+
+    monkeypatch.setattr(runner, "run_task", dies)
+    assert main([*WORDS, "executor=hydra", f"output_dir={tmp_path}"]) == 1
+    records = {record["seed"]: record for record in Records(tmp_path).scan().records}
+    assert records[1]["status"] == "done"
+    assert records[2]["error"]["type"] == "WorkerLost" and "its job ended without a record" in records[2]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["executor.launcher=nowhere"], "Could not find 'hydra/launcher/nowhere'. Launchers are plugins"),
+        (["executor.launcher=../x"], "the name of one of Hydra's launchers"),
+        (["executor.options={n_jobs: 2}"], "executor.launcher=basic"),
+        (["executor.options=4"], "executor.options=4: a mapping"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, capsys, words, said):
+    assert main([*WORDS, "executor=hydra", *words, f"output_dir={tmp_path}"]) == 2
+    assert said in capsys.readouterr().err
