@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpsweep.errors import UsageError
+from dpsweep.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from dpsweep.config import Composer
@@ -42,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"dpsweep: {error}", file=sys.stderr)
         return 2
+    except OutputError as error:
+        print(f"dpsweep: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("dpsweep: interrupted; what was finished is kept, and the same command goes on from there", file=sys.stderr)
         return 130

@@ -86,7 +86,7 @@ KINDS: dict[str, Kind] = {
     ),
     **dict.fromkeys(
         ("seed", "repeat", "reference_size", "steps", "normalizer", "batch_size", "epochs", "trainable_parameters",
-         "stored_parameters", "stored_bytes", "macs", "train_size", "unused_size", "test_size", "threads"),
+         "stored_parameters", "stored_bytes", "macs", "train_size", "unused_size", "test_size", "threads", "attempts"),
         COUNT,
     ),
     **dict.fromkeys(("target_epsilon", "target_noise_multiplier", "max_grad_norm", "peak_memory_growth"), NUMBER),

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep.build import build, plan_of, target_class, target_of
-from dpsweep.errors import UsageError
+from dpsweep.errors import OutputError, UsageError
 from dpsweep.mechanisms.base import Guarantee
 from dpsweep.metrics import majority_accuracy
 from dpsweep.records import FIELDS, Records
@@ -37,19 +37,25 @@ def attempt(task: Task, settings: Settings, alone: bool) -> tuple[str, dict[str,
     """Run a task unless it is done or another process has it, and write its record.
 
     Returns:
-        ``("done" | "failed", record)``, or ``("claimed", None)`` where another process is at it.
+        ``("done" | "failed", record)``; ``("claimed", None)`` where another process is at it; or ``("unwritten", record)``
+        where no record can be written, with the reason as the error.
     """
     records = Records(settings.output_dir)
-    with records.claim(task.id) as free:
-        if not free:
-            return "claimed", None
-        earlier = records.load(task.id)
-        if earlier is not None and earlier["status"] == "done":
-            return "done", earlier
-        records.sweep_leftovers(task.id)
-        record = run_task(task, settings, alone)
-        records.write(record)
-        return record["status"], record
+    try:
+        with records.claim(task.id) as free:
+            if not free:
+                return "claimed", None
+            earlier = records.load(task.id)
+            if earlier is not None and earlier["status"] == "done" and not settings.force:
+                return "done", earlier
+            records.sweep_leftovers(task.id)
+            record = run_task(task, settings, alone)
+            if record["status"] == "failed" and earlier is not None and earlier["status"] == "done":
+                return "failed", record  # the done record stays
+            record = records.write(record, again=settings.force)
+            return record["status"], record
+    except OutputError as error:
+        return "unwritten", failed_record(task, settings, "OutputError", str(error))
 
 
 def run_task(task: Task, settings: Settings, alone: bool = True) -> dict[str, Any]:
@@ -60,6 +66,8 @@ def run_task(task: Task, settings: Settings, alone: bool = True) -> dict[str, An
         with _tuned(settings.threads):
             record |= _train(task, settings, clock)
         record["status"] = "done"
+    except OutputError:
+        raise
     except (Exception, SystemExit) as error:  # whatever it is, the sweep goes on and the record says it
         record["error"] = _error(error, record["public"])
     record |= {"finished": _now(), "seconds_total": time.perf_counter() - clock}
@@ -249,9 +257,14 @@ def save_model(model: Any, path: Path) -> None:
     """The released weights as a state dict, to be read with ``torch.load(path, weights_only=True)``."""
     import torch
 
-    partial = path.with_suffix(f".{os.getpid()}.tmp")
-    torch.save({name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}, partial)
-    os.replace(partial, path)
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.tmp")  # as Records calls what it sweeps up
+    try:
+        torch.save({name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}, partial)
+        os.replace(partial, path)
+    except (OSError, RuntimeError) as error:  # PyTorch's writer says it in a way of its own
+        raise OutputError(path.parent, error if isinstance(error, OSError) else OSError(str(error))) from None
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @functools.cache
@@ -266,17 +279,31 @@ def versions() -> dict[str, str]:
     return found
 
 
+OUT_OF_MEMORY = "OutOfMemory"  # the type of every error that half the physical batch may mend
+
+
 def _error(error: Exception | SystemExit, public: bool) -> dict[str, str]:
     """The error; on records that aren't public only its type and place, since a message may quote a record."""
+    kind = OUT_OF_MEMORY if _out_of_memory(error) else type(error).__name__
     if public:
         text = "".join(traceback.format_exception(error))
-        return {"type": type(error).__name__, "message": str(error), "traceback": text}
+        return {"type": kind, "message": str(error), "traceback": text}
     frames = traceback.extract_tb(error.__traceback__)
     place = "".join(f"{frame.filename}:{frame.lineno} in {frame.name}\n" for frame in frames)
     message = "withheld: the dataset is not public"
     if isinstance(error, UsageError):
         message += "; if its files are at fault, `dpsweep data verify NAME` tells their owner what is wrong"
-    return {"type": type(error).__name__, "message": message, "traceback": place}
+    return {"type": kind, "message": message, "traceback": place}
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there was too little memory; PyTorch's allocator on a CPU has no type of its own for it."""
+    import torch
+
+    words = ("can't allocate memory", "out of memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in words)
+    )
 
 
 def _now() -> str:

@@ -7,10 +7,12 @@ import importlib
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dpsweep.errors import OutputError, UsageError
 from dpsweep.executors import Outcome
 from dpsweep.records import Records
 from dpsweep.tasks import Settings, Task
@@ -26,10 +28,10 @@ class Status:
     damaged: dict[str, str] = field(default_factory=dict)
     others: list[dict[str, Any]] = field(default_factory=list)  # done records of other tasks in the same folder
 
-    @property
-    def to_run(self) -> list[str]:
-        """Ids that a sweep would run: missing ones, and failed ones again."""
-        return [task.id for task in self.missing] + list(self.failed)
+    def to_run(self, settings: Settings) -> set[str]:
+        """Ids of the tasks that a sweep would run: missing ones, failed ones unless retry=none, and with force=true all."""
+        failed = set() if settings.retry == "none" and not settings.force else set(self.failed)
+        return {task.id for task in self.missing} | failed | (set(self.done) if settings.force else set())
 
 
 def status_of(tasks: list[Task], records: Records) -> Status:
@@ -66,7 +68,10 @@ class Result:
 
 
 def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Result:
-    """Run what is missing or failed; every other task is left as it is.
+    """Run what is missing or failed (`retry`, `force`); every other task is left as it is.
+
+    A task that failed for lack of memory is tried once more with half the physical batch, after the others; with retry=all so
+    is every other that failed, unless by a mistake in the configuration or the data. With on_error=stop nothing is.
 
     Raises:
         UsageError: the output folder can't be written, data is missing, or a budget can't be met (before any training).
@@ -79,42 +84,78 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
         with records.claim(name) as free:
             if free and (moved := records.set_aside_damaged(name)):
                 say(moved)
-    result = Result(done=len(status.done))
-    wanted = set(status.to_run)
+    wanted = status.to_run(settings)
     todo = [task for task in tasks if task.id in wanted]
+    left = Counter(task.id in status.done for task in tasks if task.id not in wanted)
+    result = Result(done=left[True], failed=left[False])
     if not todo:
         return result
     preflight(todo, settings)
-    if status.done:
-        say(f"{len(status.done)} of {len(tasks)} tasks are done already; {len(todo)} to run")
+    if result.done:
+        say(f"{result.done} of {len(tasks)} tasks are done already; {len(todo)} to run")
+    if result.failed:
+        say(f"{result.failed} failed tasks are left as they are (retry=none)")
     public = all(task.values["dataset"].get("public", False) for task in todo)
     with _Interrupts(patience=len(todo) > 1) as interrupts, _Progress(len(todo), quiet, timed=public) as progress:
-        outcomes = _outcomes(todo, settings, records, interrupts, progress)
-        for outcome in outcomes:
-            if outcome.status == "lost":
-                _record_loss(outcome, settings, records)
+
+        def settle(outcome: Outcome) -> None:
             result.done += outcome.status == "done"
             result.failed += outcome.status != "done"
             result.refused += outcome.refused
             progress.finished(outcome)
-            if outcome.status != "done" and settings.on_error == "stop":
+            if outcome.status == "unwritten":
+                interrupts.count = max(1, interrupts.count)
+            elif outcome.status != "done" and settings.on_error == "stop":
                 interrupts.count = max(1, interrupts.count)
                 say("stopping at the first failure (on_error=stop): what runs is finished, nothing new is started")
+
+        again: dict[str, Outcome] = {}
+        for outcome in _outcomes(todo, settings, records, interrupts, progress):
+            if outcome.status == "lost":
+                outcome = _record_loss(outcome, settings, records)
+            if not interrupts.count and _deserves_another(outcome, settings):
+                again[outcome.task.id] = outcome
+                progress.note(f"{_failure(outcome)}; it is tried once more after the others")
+            else:
+                settle(outcome)
+        for starved, how in ((False, settings), (True, settings.with_less_memory())):
+            second = [outcome.task for outcome in again.values() if outcome.starved == starved]
+            for outcome in _outcomes(second, how, records, interrupts, progress):
+                if outcome.status == "lost":
+                    outcome = _record_loss(outcome, settings, records)
+                del again[outcome.task.id]
+                settle(outcome)
+        for outcome in again.values():  # broken off before their turn came
+            settle(outcome)
         result.interrupted = interrupts.by_user
     return result
 
 
-def _record_loss(outcome: Outcome, settings: Settings, records: Records) -> None:
-    """A worker that died could not write its task's failure: write it here."""
+def _deserves_another(outcome: Outcome, settings: Settings) -> bool:
+    """Whether a failed task is tried once more in the same run."""
+    if outcome.status not in ("failed", "lost") or outcome.refused or settings.on_error == "stop" or settings.retry == "none":
+        return False
+    return settings.retry == "all" or outcome.starved
+
+
+def _record_loss(outcome: Outcome, settings: Settings, records: Records) -> Outcome:
+    """A worker that died could not write its task's failure: write it here. A done record stays, and counts unless it was to
+    be made anew."""
     from dpsweep.runner import failed_record
 
+    record = failed_record(outcome.task, settings, outcome.error, outcome.reason)
     try:
         with records.claim(outcome.task.id) as free:
             if free:
                 records.sweep_leftovers(outcome.task.id)
-                records.write(failed_record(outcome.task, settings, "WorkerLost", outcome.reason))
-    except OSError as error:
-        _say(f"the failure of {outcome.task.id} can't be recorded: {error}")
+                earlier = records.load(outcome.task.id)
+                if earlier is None or earlier["status"] == "failed":
+                    record = records.write(record)
+                elif not settings.force:  # it died after its work was done
+                    return replace(outcome, status="done", record=earlier)
+    except OutputError as error:
+        return replace(outcome, status="unwritten", record=failed_record(outcome.task, settings, "OutputError", str(error)))
+    return replace(outcome, status="failed", record=record)
 
 
 def preflight(tasks: list[Task], settings: Settings) -> None:
@@ -145,8 +186,14 @@ def preflight(tasks: list[Task], settings: Settings) -> None:
 def _outcomes(todo: list[Task], settings: Settings, records: Records, interrupts: _Interrupts,
               progress: _Progress) -> Iterator[Outcome]:  # fmt: skip
     """Run rounds until nothing is left: a task that another process holds is waited for, and taken over if it dies."""
-    module, _, name = (settings.executor if len(todo) > 1 else "dpsweep.executors.Inline").rpartition(".")
+    inline = len(todo) == 1 and not settings.task_timeout  # a worker process would only cost its start
+    module, _, name = ("dpsweep.executors.Inline" if inline else settings.executor).rpartition(".")
     executor = getattr(importlib.import_module(module), name)(settings)
+    if settings.task_timeout and not getattr(executor, "ends_tasks", False):
+        raise UsageError(
+            f"task_timeout={settings.task_timeout:g}: this executor can't end a task that takes too long. Use executor=pool, or "
+            "leave task_timeout out"
+        )
     while todo and not interrupts.count:
         elsewhere: list[Task] = []
         for outcome in executor.run(todo, lambda: interrupts.count):
@@ -239,18 +286,16 @@ class _Progress:
         self._count += 1
         if self._quiet or (self._total == 1 and outcome.status == "done"):
             return
-        text = f"{outcome.status} {outcome.task.id}"
         record = outcome.record or {}
+        text = _failure(outcome)
         if outcome.status == "done":
+            text = f"done {outcome.task.id}"
             accuracy = record.get("test_accuracy")
             text += (
                 "  diverged" if record.get("diverged") else f"  accuracy {100 * accuracy:.2f}%" if accuracy is not None else ""
             )
             if record.get("seconds_total") is not None:  # null where the dataset is not public
                 text += f"  {record['seconds_total']:.1f} s"
-        else:
-            error = record.get("error") or {"type": outcome.reason, "message": ""}
-            text += f"  {error['type']}: {error['message']}".rstrip(": ")
         if self._bar is not None:
             self._bar.update(self._row, advance=1, description=text[:70])
             if outcome.status != "done":
@@ -258,6 +303,11 @@ class _Progress:
             return
         left = (time.monotonic() - self._started) / self._count * (self._total - self._count)
         _say(f"[{self._count}/{self._total}] {text}" + (f"  (about {span(left)} left)" if self._timed else ""))
+
+
+def _failure(outcome: Outcome) -> str:
+    error = (outcome.record or {}).get("error") or {"type": "", "message": ""}
+    return f"{outcome.status} {outcome.task.id}  {error['type']}: {error['message']}".rstrip(": ")
 
 
 def span(seconds: float) -> str:

@@ -22,7 +22,7 @@ from dpsweep.privacy.sampling import Poisson
 from dpsweep.training.augment import Augment
 from dpsweep.training.diagnostics import Diagnostics
 from dpsweep.training.engines import Prepared
-from dpsweep.training.per_example import Inputs, Weigh, clipping, gradient_sum
+from dpsweep.training.per_example import Inputs, Physical, Weigh, clipping, gradient_sum, physical
 from dpsweep.training.statistics import bounded_sum
 
 _PASS = 128  # records whose own losses pass through a network at a time
@@ -39,7 +39,7 @@ class LoopData:
     """
 
     def __init__(self, prepared: Prepared, y: Tensor, model: Model, plan: Plan, normalizer: int,
-                 randomness: Randomness, hardening: Hardening, physical_batch: int | None = None,
+                 randomness: Randomness, hardening: Hardening, physical_batch: Physical = None,
                  diagnostics: Diagnostics | None = None, augment: Augment | None = None) -> None:  # fmt: skip
         self.normalizer = normalizer
         self._diagnostics = diagnostics
@@ -123,7 +123,7 @@ class LoopData:
             total = self._engine.gradient_sum(inputs, y)
         else:
             uniform = self._uniform("losses", len(y), uniforms)
-            total = gradient_sum(self._model, self._forward, inputs, y, self._physical or _PASS, losses, uniform)
+            total = gradient_sum(self._model, self._forward, inputs, y, physical(self._physical, _PASS), losses, uniform)
         return total.div_(max(1, len(y)) if realised else self.normalizer)
 
     def _uniform(self, purpose: str, n: int, columns: int) -> Tensor:
