@@ -99,7 +99,7 @@ class Records:
         except FileExistsError:
             raise
         except OSError as error:
-            raise OutputError(self.folder, error) from None
+            raise OutputError.of(self.folder, error) from None
 
     def path(self, name: str) -> Path:
         """Where the record of a task lies."""
@@ -166,7 +166,7 @@ class Records:
             yield False
             return
         except OSError as error:
-            raise OutputError(self.folder, error) from None
+            raise OutputError.of(self.folder, error) from None
         try:
             yield True
         finally:

@@ -262,7 +262,7 @@ def save_model(model: Any, path: Path) -> None:
         torch.save({name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}, partial)
         os.replace(partial, path)
     except (OSError, RuntimeError) as error:  # PyTorch's writer says it in a way of its own
-        raise OutputError(path.parent, error if isinstance(error, OSError) else OSError(str(error))) from None
+        raise OutputError.of(path.parent, error if isinstance(error, OSError) else OSError(str(error))) from None
     finally:
         partial.unlink(missing_ok=True)
 

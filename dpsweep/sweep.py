@@ -75,6 +75,7 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
 
     Raises:
         UsageError: the output folder can't be written, data is missing, or a budget can't be met (before any training).
+        OutputError: the folder took no more; what ran was finished, nothing new was started.
     """
     records = Records(settings.output_dir)
     records.prepare()
@@ -96,20 +97,24 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
     if result.failed:
         say(f"{result.failed} failed tasks are left as they are (retry=none)")
     public = all(task.values["dataset"].get("public", False) for task in todo)
+    again: dict[str, Outcome] = {}
+    unwritten: list[str] = []
     with _Interrupts(patience=len(todo) > 1) as interrupts, _Progress(len(todo), quiet, timed=public) as progress:
 
         def settle(outcome: Outcome) -> None:
+            if outcome.status == "unwritten":
+                assert outcome.record is not None
+                unwritten.append(outcome.record["error"]["message"])
+                interrupts.count = max(1, interrupts.count)
+                return
             result.done += outcome.status == "done"
             result.failed += outcome.status != "done"
             result.refused += outcome.refused
             progress.finished(outcome)
-            if outcome.status == "unwritten":
-                interrupts.count = max(1, interrupts.count)
-            elif outcome.status != "done" and settings.on_error == "stop":
+            if outcome.status != "done" and settings.on_error == "stop":
                 interrupts.count = max(1, interrupts.count)
                 say("stopping at the first failure (on_error=stop): what runs is finished, nothing new is started")
 
-        again: dict[str, Outcome] = {}
         for outcome in _outcomes(todo, settings, records, interrupts, progress):
             if outcome.status == "lost":
                 outcome = _record_loss(outcome, settings, records)
@@ -128,6 +133,8 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
         for outcome in again.values():  # broken off before their turn came
             settle(outcome)
         result.interrupted = interrupts.by_user
+    if unwritten:
+        raise OutputError(unwritten[0])
     return result
 
 
