@@ -72,7 +72,8 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "optimizer.lr": _POSITIVE,
     "mechanism.max_grad_norm": (lambda v: _is_real(v) and 1e-15 < v < 1e15, "a number between 1e-15 and 1e15"),
     "dataset.reference_size": (_is_int(1), "an integer of at least 1"),
-    **dict.fromkeys(("batch_size", "epochs", "steps", "repeat", "threads", "workers", "physical_batch"), _COUNT),
+    **dict.fromkeys(("batch_size", "epochs", "steps", "repeat", "threads", "workers", "physical_batch", "checkpoint.every"),
+                    _COUNT),
 }  # fmt: skip
 
 

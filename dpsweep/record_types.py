@@ -103,6 +103,7 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(("config", "versions", "error"), Kind("a mapping", lambda value: isinstance(value, dict))),
     "sample_rate": Kind("a rate above 0 and up to 1 as a text, such as 1/20", _is_rate),
     "input_shape": Kind("a list of whole numbers", _list_of(_is_count)),
+    "resumed_at": Kind("a list of whole numbers", _list_of(_is_count)),
     "unprotected": Kind("a list of texts", _list_of(_is_text)),
     "events": Kind("a list of pairs of an event and its count", _is_events),
     "diagnostics": Kind("diagnostics by epoch", _is_diagnostics),

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from dpsweep.record_types import mistyped
 from dpsweep.tasks import task_id
 
 SCHEMA = 1
+_CHECKPOINT = r"\.\d+\.[0-9a-f]+\.(pt|tmp|lost)"  # after the task's id: steps, and what tells files apart
 FIELDS = (
     "id", "status", "dataset", "model", "mechanism", "optimizer", "accountant", "target_epsilon",
     "target_noise_multiplier", "seed", "run", "repeat", "config", "selection",
@@ -32,7 +34,7 @@ FIELDS = (
     "features_cached", "seconds_setup", "seconds_total", "alone", "diagnostics", "curves", "trainable_parameters",
     "stored_parameters", "stored_bytes", "macs", "peak_memory_growth", "data_fingerprint", "data_official",
     "train_size", "unused_size", "test_size", "input_shape", "public", "unprotected", "versions", "threads", "device",
-    "engine", "started", "finished", "host", "attempts", "error",
+    "engine", "started", "finished", "host", "attempts", "resumed_at", "error",
 )  # fmt: skip
 
 
@@ -108,6 +110,15 @@ class Records:
     def model_path(self, name: str) -> Path:
         """Where the released weights of a task lie, if they are kept."""
         return self.folder / f"{name}.pt"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of what unfinished tasks go on from."""
+        return self.folder / "checkpoints"
+
+    def checkpoints_of(self, name: str) -> list[Path]:
+        """The checkpoint files of a task (see :mod:`dpsweep.training.checkpoint`)."""
+        return [file for file in self.checkpoints.glob(f"{name}.*") if re.fullmatch(_CHECKPOINT, file.name[len(name) :])]
 
     def load(self, name: str) -> dict[str, Any] | None:
         """The valid record of a task, done or failed; None if there is none."""
@@ -202,7 +213,13 @@ class Records:
             else:  # at any moment there is a whole record
                 os.link(self.path(name), self._aside(name, "superseded"))
                 os.replace(partial, self.path(name))
+            if record["status"] == "done":
+                self._forget_checkpoints(name)
         return record
+
+    def _forget_checkpoints(self, name: str) -> None:
+        for file in self.checkpoints_of(name):
+            file.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _partial(self, name: str) -> Iterator[Path]:

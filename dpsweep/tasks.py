@@ -83,6 +83,7 @@ class Settings:
     retry: str
     force: bool
     task_timeout: float | None
+    checkpoint_every: int | None
     executor: str
 
     @classmethod
@@ -98,6 +99,7 @@ class Settings:
             data_dir=Path(data_dir).expanduser(),
             threads=values["threads"] or min(8, available_cores()),
             executor=values["executor"]["_target_"],
+            checkpoint_every=values["checkpoint"]["every"],
             **{key: values[key] for key in ("engine", "device", "workers", "physical_batch", "save_model", "on_error",
                                             "retry", "force", "task_timeout")},
         )  # fmt: skip
