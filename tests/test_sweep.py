@@ -1,4 +1,4 @@
-"""What a sweep does with tasks that fail, where a process of its own isn't needed to see it (tests/test_faults.py has the rest)."""
+"""What a sweep does with tasks that fail, where no process of its own is needed to see it (the rest: tests/test_faults.py)."""
 
 import pytest
 
