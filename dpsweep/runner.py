@@ -46,16 +46,28 @@ def attempt(task: Task, settings: Settings, alone: bool) -> tuple[str, dict[str,
             if not free:
                 return "claimed", None
             earlier = records.load(task.id)
-            if earlier is not None and earlier["status"] == "done" and not settings.force:
+            done_before = earlier is not None and earlier["status"] == "done"
+            if earlier is not None and done_before and not settings.force and _of_this_data(task, earlier, settings):
                 return "done", earlier
             records.sweep_leftovers(task.id)
             record = run_task(task, settings, alone)
-            if record["status"] == "failed" and earlier is not None and earlier["status"] == "done":
+            if record["status"] == "failed" and done_before:
                 return "failed", record  # the done record stays
-            record = records.write(record, again=settings.force)
+            record = records.write(record, again=done_before)
             return record["status"], record
     except OutputError as error:
         return "unwritten", failed_record(task, settings, "OutputError", str(error))
+
+
+def _of_this_data(task: Task, record: dict[str, Any], settings: Settings) -> bool:
+    """Whether nothing tells that a done record was made of other data than there is here."""
+    if record["data_fingerprint"] is None:
+        return True
+    try:
+        dataset, _, _ = load_data(data_key(task.values), settings.data_dir, str(pick_device(settings.device)))
+    except UsageError:
+        return True
+    return bool(record["data_fingerprint"] == dataset.fingerprint)
 
 
 def run_task(task: Task, settings: Settings, alone: bool = True) -> dict[str, Any]:

@@ -8,10 +8,12 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from dpsweep import provenance
 from dpsweep.errors import OutputError, UsageError
 from dpsweep.executors import Outcome
 from dpsweep.records import Records
@@ -26,6 +28,8 @@ class Status:
     failed: dict[str, dict[str, Any]] = field(default_factory=dict)
     missing: list[Task] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
+    other_data: dict[str, str] = field(default_factory=dict)  # missing ones, with a done record that doesn't count: why
+    strangers: list[str] = field(default_factory=list)  # in words, records in the folder that are of no task here
     others: list[dict[str, Any]] = field(default_factory=list)  # done records of other tasks in the same folder
 
     def to_run(self, settings: Settings) -> set[str]:
@@ -34,15 +38,20 @@ class Status:
         return {task.id for task in self.missing} | failed | (set(self.done) if settings.force else set())
 
 
-def status_of(tasks: list[Task], records: Records) -> Status:
-    """Look every task's record up."""
+def status_of(tasks: list[Task], records: Records, data_dir: Path | None = None) -> Status:
+    """Look every task's record up, and hold it against the data in a folder, if one is named."""
     scan = records.scan()
     known = {record["id"]: record for record in scan.records}
+    strangers = provenance.strangers([{"id": task.id} for task in tasks], scan.records)
+    other_data = {}
+    if data_dir is not None:
+        mine = [known[task.id] for task in tasks if task.id in known]
+        other_data = provenance.made_of_other_data(tasks, mine, data_dir)
     damaged = {name.removesuffix(".json"): reason for name, reason in scan.damaged}
-    status = Status()
+    status = Status(other_data=other_data, strangers=strangers)
     for task in tasks:
         record = known.pop(task.id, None)
-        if record is None:
+        if record is None or task.id in other_data:
             status.missing.append(task)
             if task.id in damaged:
                 status.damaged[task.id] = damaged[task.id]
@@ -80,7 +89,9 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
     records = Records(settings.output_dir)
     records.prepare()
     say = (lambda text: None) if quiet else _say
-    status = status_of(tasks, records)
+    status = status_of(tasks, records, settings.data_dir)
+    for line in provenance.summed_up(status.other_data):
+        say(f"not done: {line}; such tasks run again, and these records are kept as superseded")
     for name in status.damaged:
         with records.claim(name) as free:
             if free and (moved := records.set_aside_damaged(name)):
@@ -97,6 +108,8 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
     if result.failed:
         say(f"{result.failed} failed tasks are left as they are (retry=none)")
     public = all(task.values["dataset"].get("public", False) for task in todo)
+    stale = [records.load(task.id) for task in todo if task.id in status.done or task.id in status.other_data]
+    before = {record["id"]: record["checksum"] for record in stale if record is not None}  # done, and made anew
     again: dict[str, Outcome] = {}
     unwritten: list[str] = []
     with _Interrupts(patience=len(todo) > 1) as interrupts, _Progress(len(todo), quiet, timed=public) as progress:
@@ -117,7 +130,7 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
 
         for outcome in _outcomes(todo, settings, records, interrupts, progress):
             if outcome.status == "lost":
-                outcome = _record_loss(outcome, settings, records)
+                outcome = _record_loss(outcome, settings, records, before)
             if not interrupts.count and _deserves_another(outcome, settings):
                 again[outcome.task.id] = outcome
                 progress.note(f"{_failure(outcome)}; it is tried once more after the others")
@@ -127,7 +140,7 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
             second = [outcome.task for outcome in again.values() if outcome.starved == starved]
             for outcome in _outcomes(second, how, records, interrupts, progress):
                 if outcome.status == "lost":
-                    outcome = _record_loss(outcome, settings, records)
+                    outcome = _record_loss(outcome, settings, records, before)
                 del again[outcome.task.id]
                 settle(outcome)
         for outcome in again.values():  # broken off before their turn came
@@ -145,9 +158,9 @@ def _deserves_another(outcome: Outcome, settings: Settings) -> bool:
     return settings.retry == "all" or outcome.starved
 
 
-def _record_loss(outcome: Outcome, settings: Settings, records: Records) -> Outcome:
-    """A worker that died could not write its task's failure: write it here. A done record stays, and counts unless it was to
-    be made anew."""
+def _record_loss(outcome: Outcome, settings: Settings, records: Records, before: Mapping[str, str]) -> Outcome:
+    """A worker that died could not write its task's failure: write it here. A done record stays, and counts unless it was there
+    `before` (checksums by id) and was to be made anew."""
     from dpsweep.runner import failed_record
 
     record = failed_record(outcome.task, settings, outcome.error, outcome.reason)
@@ -158,7 +171,7 @@ def _record_loss(outcome: Outcome, settings: Settings, records: Records) -> Outc
                 earlier = records.load(outcome.task.id)
                 if earlier is None or earlier["status"] == "failed":
                     record = records.write(record)
-                elif not settings.force:  # it died after its work was done
+                elif earlier["checksum"] != before.get(outcome.task.id):  # it died after its work was done
                     return replace(outcome, status="done", record=earlier)
     except OutputError as error:
         return replace(outcome, status="unwritten", record=failed_record(outcome.task, settings, "OutputError", str(error)))
