@@ -29,6 +29,7 @@ def run(overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()) -
 
     Raises:
         dpsweep.errors.UsageError: the overrides name no possible task.
+        dpsweep.errors.OutputError: its record can't be written.
         RuntimeError: the task failed; the message names the error, the record keeps its traceback.
     """
     from dpsweep.config import Composer, parse

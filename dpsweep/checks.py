@@ -64,6 +64,9 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "engine": (lambda v: v in ("default", "uncached", "vmap", "reference"), "default, uncached, vmap or reference"),
     "device": (lambda v: isinstance(v, str) and re.fullmatch(r"auto|cpu|cuda(:\d+)?", v), "auto, cpu or cuda"),
     "on_error": (lambda v: v in ("continue", "stop"), "continue or stop"),
+    "retry": (lambda v: v in ("failed", "none", "all"), "failed, none or all"),
+    "force": (lambda v: isinstance(v, bool), "true or false"),
+    "task_timeout": (lambda v: v is None or (_is_real(v) and v > 0), "a number of seconds above 0, or null"),
     "output_dir": (lambda v: isinstance(v, str) and v != "", "a folder's path"),
     "data.dir": (lambda v: v is None or (isinstance(v, str) and v != ""), "a folder's path, or null"),
     "executor.address": (lambda v: v is None or (isinstance(v, str) and v != ""), "host:port of a running cluster, or null"),
@@ -77,7 +80,8 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "optimizer.lr": _POSITIVE,
     "mechanism.max_grad_norm": (lambda v: _is_real(v) and 1e-15 < v < 1e15, "a number between 1e-15 and 1e15"),
     "dataset.reference_size": (_is_int(1), "an integer of at least 1"),
-    **dict.fromkeys(("batch_size", "epochs", "steps", "repeat", "threads", "workers", "physical_batch"), _COUNT),
+    **dict.fromkeys(("batch_size", "epochs", "steps", "repeat", "threads", "workers", "physical_batch", "checkpoint.every"),
+                    _COUNT),
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpsweep.errors import UsageError
+from dpsweep.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from dpsweep.config import Composer
@@ -43,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"dpsweep: {error}", file=sys.stderr)
         return 2
+    except OutputError as error:
+        print(f"dpsweep: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("dpsweep: interrupted; what was finished is kept, and the same command goes on from there", file=sys.stderr)
         return 130
@@ -179,19 +182,25 @@ def _remarks(task: Task, settings: Settings, record: dict[str, Any], records: Re
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from dpsweep import outlook
+    from dpsweep import outlook, provenance
     from dpsweep.records import Records
     from dpsweep.sweep import status_of
     from dpsweep.tasks import available_cores
 
     plan, composer = _tasks(options)
-    status = status_of(plan.tasks, Records(plan.settings.output_dir))
+    status = status_of(plan.tasks, Records(plan.settings.output_dir), plan.settings.data_dir)
     print("\n".join(outlook.counts(plan.tasks, status)))
     print(f"{len(plan.tasks)} tasks: {len(status.done)} done, {len(status.failed)} failed, {len(status.missing)} missing")
     for name, record in status.failed.items():
         print(f"  failed {name}: {record['error']['type']}: {record['error']['message']}")
     for name, reason in status.damaged.items():
         print(f"  damaged {name}.json: {reason}; a run sets it aside and does the task again")
+    for line in provenance.summed_up(status.other_data):
+        print(f"  not done: {line}; a run does such tasks again and keeps these records as superseded")
+    for line in status.strangers:
+        print(f"  left out: {line}")
+    if told := provenance.versions_in_words(status.done.values()):
+        print(f"  {told}")
     cores = min(available_cores(), plan.settings.threads)
     to_run = [task for task in plan.tasks if task.id not in status.done]
     finished = [*status.done.values(), *status.others]
@@ -238,6 +247,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from dpsweep import provenance
     from dpsweep.records import Records
     from dpsweep.report.render import build, build_parts
 
@@ -264,20 +274,28 @@ def _report(options: argparse.Namespace) -> int:
             "claim_only",
             "config",
         )
-        tasks = [{key: record.get(key) for key in labels} for record in scan.records]
+        tasks = [{key: record.get(key) for key in labels} for record in scan.records if provenance.of_this_protocol(record)]
     if not {record["id"] for record in scan.records} & {task["id"] for task in tasks}:
         run = f"dpsweep run suite={title}" if plan.suite else "dpsweep run ..."
         raise UsageError(
             f"{records.folder} holds no record of {title}: run it first ({run}), or name its folder: output_dir=PATH"
         )
+    ids = {task["id"] for task in tasks}
+    records_of = [record for record in scan.records if record["id"] in ids]
+    known = plan.tasks if plan.suite is not None else []
+    other_data = provenance.of_one_data(
+        records_of, lambda group: provenance.made_of_other_data(known, group, plan.settings.data_dir)
+    )
+    records_of = [record for record in records_of if record["id"] not in other_data]
+    left_out = [*provenance.summed_up(other_data), *provenance.strangers(tasks, scan.records)]
     out_dir = plan.settings.output_dir / "reports" / title
     if plan.part and plan.table is None:  # a part of a suite has a page of its own: the whole suite's stays
         out_dir = out_dir.with_name(f"{title} {plan.part}".replace(" ", "-")[:150])
         title, about = f"{title} ({plan.part})", f"A part of the suite. {about}"
     if plan.table is not None:
-        report = build_parts(plan.table, tasks, scan.records, spec, out_dir)
+        report = build_parts(plan.table, tasks, records_of, spec, out_dir, left_out)
     else:
-        report = build(title, about, tasks, scan.records, scan.damaged, spec, out_dir)
+        report = build(title, about, tasks, records_of, scan.damaged, spec, out_dir, left_out)
     print(report.text)
     return 0 if report.complete else 1
 

@@ -40,6 +40,11 @@ class Ray:
 
     def __init__(self, settings: Settings) -> None:
         wanted = settings.executor
+        if settings.checkpoint_every:
+            raise UsageError(
+                f"checkpoint.every={settings.checkpoint_every}: a node's checkpoints are lost with it and would be charged for. "
+                "Leave it out with executor=ray"
+            )
         self._settings = replace(settings, threads=max(1, int(wanted["cpus"])))
         self._needs = {"num_cpus": wanted["cpus"], "num_gpus": wanted["gpus"]}
 

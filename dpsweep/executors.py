@@ -6,6 +6,7 @@ each task that it finished, and starts nothing new once ``stop()`` is true. A wo
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -26,12 +27,21 @@ Stop = Callable[[], int]  # how often the user asked to stop: 1 finishes what ru
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one task: ``done``, ``failed``, ``claimed`` (another process has it) or ``lost`` (its worker died)."""
+    """What became of one task: ``done``, ``failed``, ``claimed`` (another process has it), ``lost`` (its worker died, so that
+    its failure isn't written yet) or ``unwritten`` (no record can be).
+
+    Attributes:
+        record: of a done or failed task; of an unwritten one, what says why.
+        error, reason: of a lost task, for its record.
+        starved: whether it failed for lack of memory, as far as that can be told.
+    """
 
     task: Task
     status: str
     record: dict[str, Any] | None = None
     reason: str = ""
+    error: str = "WorkerLost"
+    starved: bool = False
 
     @property
     def refused(self) -> bool:
@@ -53,16 +63,18 @@ class Inline:
         for task in tasks:
             if stop():
                 return
-            status, record = attempt(task, self._settings, alone=True)
-            yield Outcome(task, status, record)
+            yield ended(task, *attempt(task, self._settings, alone=True))
 
 
 class Pool:
     """Worker processes on this machine; the threads are shared out among them, big tasks start first.
 
     Workers come from a fork server that has imported torch and run nothing, so that a worker starts in milliseconds and
-    inherits no thread and no generator. A worker ends as soon as its parent is gone.
+    inherits no thread and no generator. A worker ends as soon as its parent is gone, and is ended when its task takes longer
+    than ``task_timeout``.
     """
+
+    ends_tasks = True  # that take too long
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -93,10 +105,24 @@ class Pool:
                             worker.give(task)
                 busy = {worker.connection: worker for worker in workers if worker.task}
                 for ready in wait(list(busy), timeout=0.2):
-                    yield busy[ready].collect()  # type: ignore[index]
+                    worker = busy[ready]  # type: ignore[index]
+                    if (outcome := worker.collect()) is not None:
+                        yield outcome
+                for i, worker in enumerate(workers):
+                    if settings.task_timeout and worker.seconds() > settings.task_timeout:
+                        yield worker.kill(f"it took longer than task_timeout={settings.task_timeout:g} s")
+                        workers[i] = _Worker(context, settings, alone=count == 1)
         finally:
             for worker in workers:
                 worker.end()
+
+
+def ended(task: Task, status: str, record: dict[str, Any] | None) -> Outcome:
+    """The outcome of an attempt in a process that could tell of it."""
+    from dpsweep.runner import OUT_OF_MEMORY
+
+    error = (record or {}).get("error") or {}
+    return Outcome(task, status, record, starved=error.get("type") == OUT_OF_MEMORY)
 
 
 def affinity(task: Task) -> str:
@@ -149,8 +175,15 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         self.task: Task | None = None
         self.last: str | None = None
-        self._process = context.Process(target=_serve, args=(theirs, settings, alone), daemon=True)
-        self._process.start()
+        self._since = math.inf  # when the task in hand began, by the clock of `seconds`
+        for tries_left in (2, 1, 0):
+            self._process = context.Process(target=_serve, args=(theirs, settings, alone), daemon=True)
+            try:
+                self._process.start()
+                break
+            except (EOFError, OSError) as error:  # the fork server was killed; the next start makes another
+                if not tries_left:
+                    raise ChildProcessError("worker processes can't be started: what starts them is killed each time") from error
         theirs.close()
 
     def give(self, task: Task) -> bool:
@@ -159,21 +192,39 @@ class _Worker:
             self.connection.send(task)
         except OSError:
             return False
-        self.task, self.last = task, affinity(task)
+        self.task, self.last, self._since = task, affinity(task), math.inf
         return True
 
-    def collect(self) -> Outcome:
-        """The outcome of the task in hand, once the pipe is readable."""
-        task, self.task = self.task, None
+    def seconds(self) -> float:
+        """For how long the task in hand has been running."""
+        return time.monotonic() - self._since if self.task else 0.0
+
+    def collect(self) -> Outcome | None:
+        """The outcome of the task in hand, once the pipe is readable; None if the task has only begun."""
+        task = self.task
         assert task is not None
         try:
-            status, record = self.connection.recv()
+            message = self.connection.recv()
         except (EOFError, OSError):
+            self.task = None
             self._process.join(timeout=5)
             code = self._process.exitcode
             how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-            return Outcome(task, "lost", reason=f"its worker process ended ({how}); out of memory, or killed")
-        return Outcome(task, status, record)
+            reason = f"its worker process ended ({how}); out of memory, or killed"
+            return Outcome(task, "lost", reason=reason, starved=code == -signal.SIGKILL)
+        if message is None:
+            self._since = time.monotonic()
+            return None
+        self.task = None
+        return ended(task, *message)
+
+    def kill(self, reason: str) -> Outcome:
+        """End the task in hand, and the worker with it."""
+        task = self.task
+        assert task is not None
+        self.end()
+        self.task = None
+        return Outcome(task, "lost", reason=reason, error="TaskTimeout")
 
     def end(self) -> None:
         """Let an idle worker leave by itself; end a busy one."""
@@ -192,9 +243,10 @@ def _serve(connection: Connection, settings: Settings, alone: bool) -> None:
     while True:
         try:
             task = connection.recv()
+            connection.send(None)  # it begins: not before all is imported
+            connection.send(attempt(task, settings, alone))
         except (EOFError, OSError):
             return
-        connection.send(attempt(task, settings, alone))
 
 
 def _leave_with_parent() -> None:

@@ -89,7 +89,7 @@ KINDS: dict[str, Kind] = {
     ),
     **dict.fromkeys(
         ("seed", "repeat", "reference_size", "steps", "normalizer", "batch_size", "epochs", "trainable_parameters",
-         "stored_parameters", "stored_bytes", "macs", "train_size", "unused_size", "test_size", "threads"),
+         "stored_parameters", "stored_bytes", "macs", "train_size", "unused_size", "test_size", "threads", "attempts"),
         COUNT,
     ),
     **dict.fromkeys(("target_epsilon", "target_noise_multiplier", "max_grad_norm", "peak_memory_growth"), NUMBER),
@@ -106,6 +106,7 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(("config", "versions", "error"), MAPPING),
     "sample_rate": RATE,
     "input_shape": Kind("a list of whole numbers", _list_of(_is_count)),
+    "resumed_at": Kind("a list of whole numbers", _list_of(_is_count)),
     "unprotected": Kind("a list of texts", _list_of(_is_text)),
     "events": Kind("a list of pairs of an event and its count", _is_events),
     "diagnostics": Kind("diagnostics by epoch", _is_diagnostics),

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -17,11 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpsweep.errors import UsageError
+from dpsweep.errors import OutputError, UsageError
 from dpsweep.record_types import mistyped
 from dpsweep.tasks import labels_of, task_id
 
 SCHEMA = 1
+_CHECKPOINT = r"\.\d+\.[0-9a-f]+\.(pt|tmp|lost)"  # after the task's id: steps, and what tells files apart
 FIELDS = (
     "id", "status", "dataset", "model", "mechanism", "optimizer", "accountant", "target_epsilon",
     "target_noise_multiplier", "seed", "run", "repeat", "config", "selection",
@@ -33,7 +35,7 @@ FIELDS = (
     "features_cached", "seconds_setup", "seconds_total", "alone", "diagnostics", "curves", "trainable_parameters",
     "stored_parameters", "stored_bytes", "macs", "peak_memory_growth", "data_fingerprint", "data_official",
     "train_size", "unused_size", "test_size", "input_shape", "public", "unprotected", "versions", "threads", "device",
-    "engine", "started", "finished", "host", "error",
+    "engine", "started", "finished", "host", "attempts", "resumed_at", "error",
 )  # fmt: skip
 
 
@@ -107,14 +109,22 @@ class Records:
             UsageError: they can't be made or written.
         """
         try:
-            self._claims.mkdir(parents=True, exist_ok=True)
-            probe = self._claims / f".probe-{uuid.uuid4().hex}"
-            probe.touch()
-            probe.unlink()
+            with self._writing():
+                self._claims.mkdir(parents=True, exist_ok=True)
+                probe = self._claims / f".probe-{uuid.uuid4().hex}"
+                probe.touch()
+                probe.unlink()
+        except OutputError as error:
+            raise UsageError(f"output_dir: {error}") from None
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except FileExistsError:
+            raise
         except OSError as error:
-            raise UsageError(
-                f"output_dir: {self.folder} can't be written ({error.strerror}). Choose a folder of yours: output_dir=PATH"
-            ) from None
+            raise OutputError.of(self.folder, error) from None
 
     def path(self, name: str) -> Path:
         """Where the record of a task lies."""
@@ -123,6 +133,15 @@ class Records:
     def model_path(self, name: str) -> Path:
         """Where the released weights of a task lie, if they are kept."""
         return self.folder / f"{name}.pt"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of what unfinished tasks go on from."""
+        return self.folder / "checkpoints"
+
+    def checkpoints_of(self, name: str) -> list[Path]:
+        """The checkpoint files of a task (see :mod:`dpsweep.training.checkpoint`)."""
+        return [file for file in self.checkpoints.glob(f"{name}.*") if re.fullmatch(_CHECKPOINT, file.name[len(name) :])]
 
     def load(self, name: str) -> dict[str, Any] | None:
         """The valid record of a task, done or failed; None if there is none."""
@@ -145,12 +164,18 @@ class Records:
         _, reason = read_record(self.path(name), name)
         if not reason:
             return None
-        moved = self._move(name, "set-aside")
+        with self._writing():
+            moved = self._aside(name, "set-aside")
+            os.replace(self.path(name), moved)
         return f"{name}.json was set aside as {moved.relative_to(self.folder)}: {reason}"
 
     @contextlib.contextmanager
     def claim(self, name: str) -> Iterator[bool]:
-        """Hold a task for this process alone: yields whether it was free. Freed by the system if the process dies."""
+        """Hold a task for this process alone: yields whether it was free. Freed by the system if the process dies.
+
+        Raises:
+            OutputError: there can be no lock file.
+        """
         from filelock import FileLock, Timeout
 
         lock = FileLock(self._claims / f"{name}.lock")
@@ -159,6 +184,8 @@ class Records:
         except Timeout:
             yield False
             return
+        except OSError as error:
+            raise OutputError.of(self.folder, error) from None
         try:
             yield True
         finally:
@@ -214,40 +241,65 @@ class Records:
         finally:
             partial.unlink(missing_ok=True)
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Put a record in its place, whole or not at all.
+    def write(self, record: dict[str, Any], again: bool = False) -> dict[str, Any]:
+        """Put a record in its place, whole or not at all, and return it as it stands there.
 
-        The caller holds the claim. A failed record of an earlier attempt is kept under ``superseded/``; a done one is
-        never replaced.
+        The caller holds the claim. The record of an earlier attempt is kept under ``superseded/`` and counted in
+        ``attempts``; if it is done it gives way to a done one alone, and that only if the task was meant to run `again`.
 
         Raises:
             FileExistsError: there is a done record of this task.
+            OutputError: the folder can't be written.
         """
         name = record["id"]
         earlier = self.load(name)
-        if earlier is not None and earlier["status"] == "failed":
-            self._move(name, "superseded")
-        record = {**record, "schema": SCHEMA}
+        if earlier is not None and earlier["status"] == "done" and not (again and record["status"] == "done"):
+            raise FileExistsError(f"{self.path(name)} holds a done record")
+        attempts = 1 if earlier is None else (earlier["attempts"] or 1) + 1
+        record = {**record, "attempts": attempts, "schema": SCHEMA}
         record["checksum"] = checksum(record)
+        text = json.dumps(record, indent=1, allow_nan=False)
+        with self._writing(), self._partial(name) as partial:
+            write_through(partial, text.encode())
+            if earlier is None:
+                os.link(partial, self.path(name))  # fails where a rename would replace
+            else:  # at any moment there is a whole record
+                os.link(self.path(name), self._aside(name, "superseded"))
+                os.replace(partial, self.path(name))
+            if record["status"] == "done":
+                self._forget_checkpoints(name)
+        return record
+
+    def _forget_checkpoints(self, name: str) -> None:
+        for file in self.checkpoints_of(name):
+            file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _partial(self, name: str) -> Iterator[Path]:
+        """A name for a file of a task that is being written; what still bears it afterwards is removed."""
         partial = self.folder / f".{name}.{uuid.uuid4().hex}.tmp"
         try:
-            with partial.open("x", encoding="utf-8") as file:
-                json.dump(record, file, indent=1, allow_nan=False)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(partial, self.path(name))  # fails where a rename would replace
+            yield partial
         finally:
             partial.unlink(missing_ok=True)
 
     def sweep_leftovers(self, name: str) -> None:
         """Remove what a killed attempt at this task left (the caller holds the claim)."""
-        for leftover in self.folder.glob(f".{name}.*.tmp"):
-            leftover.unlink(missing_ok=True)
-        self._note(name).unlink(missing_ok=True)
+        with self._writing():
+            for leftover in self.folder.glob(f".{name}.*.tmp"):
+                leftover.unlink(missing_ok=True)
+            self._note(name).unlink(missing_ok=True)
 
-    def _move(self, name: str, where: str) -> Path:
+    def _aside(self, name: str, where: str) -> Path:
+        """A new name in a subfolder for a task's record."""
         target = self.folder / where
         target.mkdir(exist_ok=True)
-        moved = target / f"{name}.{uuid.uuid4().hex[:8]}.json"
-        os.replace(self.path(name), moved)
-        return moved
+        return target / f"{name}.{uuid.uuid4().hex[:8]}.json"
+
+
+def write_through(path: Path, content: bytes) -> None:
+    """Write a new file down to the disk."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

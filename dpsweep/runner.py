@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep.build import build, plan_of, target_class, target_of
-from dpsweep.errors import UsageError
-from dpsweep.mechanisms.base import Guarantee
+from dpsweep.errors import OutputError, UsageError
+from dpsweep.mechanisms.base import Guarantee, Plan
 from dpsweep.metrics import majority_accuracy
 from dpsweep.records import FIELDS, Records
 from dpsweep.tasks import Settings, Task
@@ -43,20 +43,38 @@ def attempt(task: Task, settings: Settings, alone: bool, run: Run | None = None)
         run: what trains, in place of `run_task`: the work may be done elsewhere, the claim is held and the record written here.
 
     Returns:
-        ``("done" | "failed", record)``, or ``("claimed", None)`` where another process is at it.
+        ``("done" | "failed", record)``; ``("claimed", None)`` where another process is at it; or ``("unwritten", record)``
+        where no record can be written, with the reason as the error.
     """
     records = Records(settings.output_dir)
-    with records.claim(task.id) as free:
-        if not free:
-            return "claimed", None
-        earlier = records.load(task.id)
-        if earlier is not None and earlier["status"] == "done":
-            return "done", earlier
-        records.sweep_leftovers(task.id)
-        with records.noted(task.id, socket.gethostname()):
-            record = (run or run_task)(task, settings, alone)
-        records.write(record)
-        return record["status"], record
+    try:
+        with records.claim(task.id) as free:
+            if not free:
+                return "claimed", None
+            earlier = records.load(task.id)
+            done_before = earlier is not None and earlier["status"] == "done"
+            if earlier is not None and done_before and not settings.force and _of_this_data(task, earlier, settings):
+                return "done", earlier
+            records.sweep_leftovers(task.id)
+            with records.noted(task.id, socket.gethostname()):
+                record = (run or run_task)(task, settings, alone)
+            if record["status"] == "failed" and done_before:
+                return "failed", record  # the done record stays
+            record = records.write(record, again=done_before)
+            return record["status"], record
+    except OutputError as error:
+        return "unwritten", failed_record(task, settings, "OutputError", str(error))
+
+
+def _of_this_data(task: Task, record: dict[str, Any], settings: Settings) -> bool:
+    """Whether nothing tells that a done record was made of other data than there is here."""
+    if record["data_fingerprint"] is None:
+        return True
+    try:
+        dataset, _, _ = load_data(data_key(task.values), settings.data_dir, str(pick_device(settings.device)))
+    except UsageError:
+        return True
+    return bool(record["data_fingerprint"] == dataset.fingerprint)
 
 
 def run_task(task: Task, settings: Settings, alone: bool = True) -> dict[str, Any]:
@@ -67,6 +85,8 @@ def run_task(task: Task, settings: Settings, alone: bool = True) -> dict[str, An
         with _tuned(settings.threads):
             record |= _train(task, settings, clock)
         record["status"] = "done"
+    except OutputError:
+        raise
     except (Exception, SystemExit) as error:  # whatever it is, the sweep goes on and the record says it
         record["error"] = _error(error, record["public"])
     record |= {"finished": _now(), "seconds_total": time.perf_counter() - clock}
@@ -98,6 +118,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     from dpsweep.privacy.noise import Hardening, Randomness
     from dpsweep.resources import MemoryGrowth, model_resources
     from dpsweep.training.augment import crop_flip
+    from dpsweep.training.checkpoint import Checkpoint
     from dpsweep.training.curves import Curves
     from dpsweep.training.diagnostics import Diagnostics
     from dpsweep.training.engines import prepare
@@ -108,6 +129,13 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     mechanism, schedule, account, plan = plan_of(values)
     dataset, x, y = load_data(data_key(values), settings.data_dir, str(device))
     memory = MemoryGrowth(device)
+    public = bool(values["dataset"].get("public", False))
+    secure = task.config.get("noise", {}).get("source") == "secure"
+    origin = {"versions": {name: versions()[name] for name in ("dpsweep", "torch")}, "secure": secure,
+              "noise_multiplier": plan.noise_multiplier, "data": dataset.fingerprint if public else None}  # fmt: skip
+    checkpoint = Checkpoint(Records(settings.output_dir), task.id, origin, settings.checkpoint_every)
+    if secure:
+        plan = replace(plan, repeated=tuple(checkpoint.lost))
     model = build("model", values["model"], dataset.x_train.shape[1:], dataset.classes, task.config["seed"]).to(device)
     if not isinstance(model, Model):
         raise UsageError(f"model={values['model']['name']}: {type(model).__name__} must derive from dpsweep.models.base.Model")
@@ -122,8 +150,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     # An augmented record has new features in each step, so that none are kept.
     engine = "uncached" if values["augment"] and settings.engine == "default" else settings.engine
     prepared = prepare(engine, model, x, f"{data_key(values)} {settings.data_dir}", settings.physical_batch)
-    secure = task.config.get("noise", {}).get("source") == "secure"
-    randomness = Randomness.secure() if secure else Randomness.seeded(task.config["seed"])
+    randomness = Randomness.secure() if secure else checkpoint.randomness() or Randomness.seeded(task.config["seed"])
     hardening: Hardening = values["noise"]["hardening"] or "none"
     diagnostics = None
     if values["diagnostics"]:
@@ -137,16 +164,31 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
         curves = Curves(model, x_test, y_test, math.ceil(1 / schedule.sample_rate), plan.steps, spent)
     frozen = [buffer.clone() for buffer in model.buffers()]
     setup = time.perf_counter()
-    trained = train(mechanism, plan, model, data, optimizer_of(values), *([curves.after] if curves else []))
+    earlier = 0.0  # seconds of training before an interruption
+
+    def training() -> float:
+        return earlier + time.perf_counter() - setup - (curves.seconds if curves else 0)
+
+    def resumed(seconds: float) -> None:
+        nonlocal earlier
+        earlier = seconds
+
+    checkpoint.parts |= {name: (part.state, part.restore) for name, part in
+                         (("curves", curves), ("diagnostics", diagnostics)) if part is not None}  # fmt: skip
+    if public:  # else times are told nowhere
+        checkpoint.parts["seconds"] = (training, resumed)
+    if not asked:  # else they must not change, and what a mistaken model wrote into them must not reach the disk
+        checkpoint.parts["buffers"] = (lambda: dict(model.named_buffers()), lambda kept: _fill(model, kept))
+    trained = train(mechanism, plan, model, data, optimizer_of(values), curves.after if curves else lambda step: None, checkpoint)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    seconds, growth = time.perf_counter() - setup - (curves.seconds if curves else 0), memory.read()
+    seconds, growth = training(), memory.read()
     if asked and not all(map(torch.equal, frozen, model.buffers())):
         raise UsageError(
             f"model={values['model']['name']} changed a buffer while it was trained (running statistics?): that would be "
             "released with the model, without noise. Keep buffers fixed"
         )
-    guarantee = mechanism.guarantee(plan, trained.ledger, account, target)
+    guarantee = with_repeated(mechanism.guarantee(plan, trained.ledger, account, target), plan)
     metrics = evaluate_model(model, dataset, device)
     if settings.save_model:
         save_model(model, Records(settings.output_dir).model_path(task.id))
@@ -156,6 +198,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
         "max_grad_norm": plan.max_grad_norm, "noise_multiplier": plan.noise_multiplier,
         **dict(plan.public), **dict(mechanism.outcome(trained.state)), **guarantee_fields(guarantee, not randomness.is_secure),
         "events": [[event.to_json(), count] for event, count in trained.ledger.events()],
+        "resumed_at": checkpoint.resumed_at or None,
         "diverged": trained.diverged, **{f"test_{name}": value for name, value in metrics.items()},
         "seconds_setup": setup - clock, "seconds_train": seconds, "features_cached": prepared.cached,
         "seconds_features": prepared.seconds, "seconds_train_with_features": seconds + prepared.seconds, "device": str(device),
@@ -166,6 +209,27 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
         "test_size": len(dataset.y_test), "input_shape": list(dataset.x_train.shape[1:]),
         "majority_accuracy": majority_accuracy(dataset.y_train, dataset.y_test),
     }  # fmt: skip
+
+
+def _fill(model: Any, kept: dict[str, Any]) -> None:
+    for name, buffer in model.named_buffers():
+        buffer.copy_(kept[name])
+
+
+def with_repeated(guarantee: Guarantee, plan: Plan) -> Guarantee:
+    """The guarantee, saying what a checkpoint gave away that the run could not go on from."""
+    if not plan.repeated:
+        return guarantee
+    steps = " and ".join(f"{number:,}" for number in plan.repeated)
+    text = (
+        f"{guarantee.text} A checkpoint after {steps} steps was on the disk and could not be gone on from (damaged, cut off, "
+        "or of another version or other data), and these steps were taken anew: "
+    )
+    if guarantee.epsilon is None:
+        return replace(guarantee, text=f"{text}whoever read it knows more than any claim here covers.")
+    claimed = max(guarantee.epsilon_claimed or 0.0, guarantee.epsilon)
+    text += "whoever read it has seen them too, so they are charged twice, and epsilon is above what was asked for."
+    return replace(guarantee, epsilon_claimed=claimed, text=text)
 
 
 def guarantee_fields(guarantee: Guarantee, seeded: bool) -> dict[str, Any]:
@@ -265,9 +329,14 @@ def save_model(model: Any, path: Path) -> None:
     """The released weights as a state dict, to be read with ``torch.load(path, weights_only=True)``."""
     import torch
 
-    partial = path.with_suffix(f".{os.getpid()}.tmp")
-    torch.save({name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}, partial)
-    os.replace(partial, path)
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.tmp")  # as Records calls what it sweeps up
+    try:
+        torch.save({name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}, partial)
+        os.replace(partial, path)
+    except (OSError, RuntimeError) as error:  # PyTorch's writer says it in a way of its own
+        raise OutputError.of(path.parent, error if isinstance(error, OSError) else OSError(str(error))) from None
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @functools.cache
@@ -282,17 +351,31 @@ def versions() -> dict[str, str]:
     return found
 
 
+OUT_OF_MEMORY = "OutOfMemory"  # the type of every error that half the physical batch may mend
+
+
 def _error(error: Exception | SystemExit, public: bool) -> dict[str, str]:
     """The error; on records that aren't public only its type and place, since a message may quote a record."""
+    kind = OUT_OF_MEMORY if _out_of_memory(error) else type(error).__name__
     if public:
         text = "".join(traceback.format_exception(error))
-        return {"type": type(error).__name__, "message": str(error), "traceback": text}
+        return {"type": kind, "message": str(error), "traceback": text}
     frames = traceback.extract_tb(error.__traceback__)
     place = "".join(f"{frame.filename}:{frame.lineno} in {frame.name}\n" for frame in frames)
     message = "withheld: the dataset is not public"
     if isinstance(error, UsageError):
         message += "; if its files are at fault, `dpsweep data verify NAME` tells their owner what is wrong"
-    return {"type": type(error).__name__, "message": message, "traceback": place}
+    return {"type": kind, "message": message, "traceback": place}
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there was too little memory; PyTorch's allocator on a CPU has no type of its own for it."""
+    import torch
+
+    words = ("can't allocate memory", "out of memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in words)
+    )
 
 
 def _now() -> str:

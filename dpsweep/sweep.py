@@ -7,10 +7,14 @@ import importlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from dpsweep import provenance
+from dpsweep.errors import OutputError, UsageError
 from dpsweep.executors import Outcome
 from dpsweep.records import Records
 from dpsweep.tasks import Settings, Task
@@ -24,23 +28,30 @@ class Status:
     failed: dict[str, dict[str, Any]] = field(default_factory=dict)
     missing: list[Task] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
+    other_data: dict[str, str] = field(default_factory=dict)  # missing ones, with a done record that doesn't count: why
+    strangers: list[str] = field(default_factory=list)  # in words, records in the folder that are of no task here
     others: list[dict[str, Any]] = field(default_factory=list)  # done records of other tasks in the same folder
 
-    @property
-    def to_run(self) -> list[str]:
-        """Ids that a sweep would run: missing ones, and failed ones again."""
-        return [task.id for task in self.missing] + list(self.failed)
+    def to_run(self, settings: Settings) -> set[str]:
+        """Ids of the tasks that a sweep would run: missing ones, failed ones unless retry=none, and with force=true all."""
+        failed = set() if settings.retry == "none" and not settings.force else set(self.failed)
+        return {task.id for task in self.missing} | failed | (set(self.done) if settings.force else set())
 
 
-def status_of(tasks: list[Task], records: Records) -> Status:
-    """Look every task's record up."""
+def status_of(tasks: list[Task], records: Records, data_dir: Path | None = None) -> Status:
+    """Look every task's record up, and hold it against the data in a folder, if one is named."""
     scan = records.scan()
     known = {record["id"]: record for record in scan.records}
+    strangers = provenance.strangers([{"id": task.id} for task in tasks], scan.records)
+    other_data = {}
+    if data_dir is not None:
+        mine = [known[task.id] for task in tasks if task.id in known]
+        other_data = provenance.made_of_other_data(tasks, mine, data_dir)
     damaged = {name.removesuffix(".json"): reason for name, reason in scan.damaged}
-    status = Status()
+    status = Status(other_data=other_data, strangers=strangers)
     for task in tasks:
         record = known.pop(task.id, None)
-        if record is None:
+        if record is None or task.id in other_data:
             status.missing.append(task)
             if task.id in damaged:
                 status.damaged[task.id] = damaged[task.id]
@@ -66,33 +77,49 @@ class Result:
 
 
 def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Result:
-    """Run what is missing or failed; every other task is left as it is.
+    """Run what is missing or failed (`retry`, `force`); every other task is left as it is.
+
+    A task that failed for lack of memory is tried once more with half the physical batch, after the others; with retry=all so
+    is every other that failed, unless by a mistake in the configuration or the data. With on_error=stop nothing is.
 
     Raises:
         UsageError: the output folder can't be written, data is missing, or a budget can't be met (before any training).
+        OutputError: the folder took no more; what ran was finished, nothing new was started.
     """
     records = Records(settings.output_dir)
     records.prepare()
     say = (lambda text: None) if quiet else _say
-    status = status_of(tasks, records)
+    status = status_of(tasks, records, settings.data_dir)
+    for line in provenance.summed_up(status.other_data):
+        say(f"not done: {line}; such tasks run again, and these records are kept as superseded")
     for name in status.damaged:
         with records.claim(name) as free:
             if free and (moved := records.set_aside_damaged(name)):
                 say(moved)
-    result = Result(done=len(status.done))
-    wanted = set(status.to_run)
+    wanted = status.to_run(settings)
     todo = [task for task in tasks if task.id in wanted]
+    left = Counter(task.id in status.done for task in tasks if task.id not in wanted)
+    result = Result(done=left[True], failed=left[False])
     if not todo:
         return result
     preflight(todo, settings)
-    if status.done:
-        say(f"{len(status.done)} of {len(tasks)} tasks are done already; {len(todo)} to run")
+    if result.done:
+        say(f"{result.done} of {len(tasks)} tasks are done already; {len(todo)} to run")
+    if result.failed:
+        say(f"{result.failed} failed tasks are left as they are (retry=none)")
     public = all(task.values["dataset"].get("public", False) for task in todo)
+    stale = [records.load(task.id) for task in todo if task.id in status.done or task.id in status.other_data]
+    before = {record["id"]: record["checksum"] for record in stale if record is not None}  # done, and made anew
+    again: dict[str, Outcome] = {}
+    unwritten: list[str] = []
     with _Interrupts(patience=len(todo) > 1) as interrupts, _Progress(len(todo), quiet, timed=public) as progress:
-        outcomes = _outcomes(todo, settings, records, interrupts, progress)
-        for outcome in outcomes:
-            if outcome.status == "lost":
-                _record_loss(outcome, settings, records)
+
+        def settle(outcome: Outcome) -> None:
+            if outcome.status == "unwritten":
+                assert outcome.record is not None
+                unwritten.append(outcome.record["error"]["message"])
+                interrupts.count = max(1, interrupts.count)
+                return
             result.done += outcome.status == "done"
             result.failed += outcome.status != "done"
             result.refused += outcome.refused
@@ -100,21 +127,55 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
             if outcome.status != "done" and settings.on_error == "stop":
                 interrupts.count = max(1, interrupts.count)
                 say("stopping at the first failure (on_error=stop): what runs is finished, nothing new is started")
+
+        for outcome in _outcomes(todo, settings, records, interrupts, progress):
+            if outcome.status == "lost":
+                outcome = _record_loss(outcome, settings, records, before)
+            if not interrupts.count and _deserves_another(outcome, settings):
+                again[outcome.task.id] = outcome
+                progress.note(f"{_failure(outcome)}; it is tried once more after the others")
+            else:
+                settle(outcome)
+        for starved, how in ((False, settings), (True, settings.with_less_memory())):
+            second = [outcome.task for outcome in again.values() if outcome.starved == starved]
+            for outcome in _outcomes(second, how, records, interrupts, progress):
+                if outcome.status == "lost":
+                    outcome = _record_loss(outcome, settings, records, before)
+                del again[outcome.task.id]
+                settle(outcome)
+        for outcome in again.values():  # broken off before their turn came
+            settle(outcome)
         result.interrupted = interrupts.by_user
+    if unwritten:
+        raise OutputError(unwritten[0])
     return result
 
 
-def _record_loss(outcome: Outcome, settings: Settings, records: Records) -> None:
-    """A worker that died could not write its task's failure: write it here."""
+def _deserves_another(outcome: Outcome, settings: Settings) -> bool:
+    """Whether a failed task is tried once more in the same run."""
+    if outcome.status not in ("failed", "lost") or outcome.refused or settings.on_error == "stop" or settings.retry == "none":
+        return False
+    return settings.retry == "all" or outcome.starved
+
+
+def _record_loss(outcome: Outcome, settings: Settings, records: Records, before: Mapping[str, str]) -> Outcome:
+    """A worker that died could not write its task's failure: write it here. A done record stays, and counts unless it was there
+    `before` (checksums by id) and was to be made anew."""
     from dpsweep.runner import failed_record
 
+    record = failed_record(outcome.task, settings, outcome.error, outcome.reason)
     try:
         with records.claim(outcome.task.id) as free:
             if free:
                 records.sweep_leftovers(outcome.task.id)
-                records.write(failed_record(outcome.task, settings, "WorkerLost", outcome.reason))
-    except OSError as error:
-        _say(f"the failure of {outcome.task.id} can't be recorded: {error}")
+                earlier = records.load(outcome.task.id)
+                if earlier is None or earlier["status"] == "failed":
+                    record = records.write(record)
+                elif earlier["checksum"] != before.get(outcome.task.id):  # it died after its work was done
+                    return replace(outcome, status="done", record=earlier)
+    except OutputError as error:
+        return replace(outcome, status="unwritten", record=failed_record(outcome.task, settings, "OutputError", str(error)))
+    return replace(outcome, status="failed", record=record)
 
 
 def preflight(tasks: list[Task], settings: Settings) -> None:
@@ -145,9 +206,14 @@ def preflight(tasks: list[Task], settings: Settings) -> None:
 def _outcomes(todo: list[Task], settings: Settings, records: Records, interrupts: _Interrupts,
               progress: _Progress) -> Iterator[Outcome]:  # fmt: skip
     """Run rounds until nothing is left: a task that another process holds is waited for, and taken over if it dies."""
-    alone = len(todo) == 1 and settings.executor["name"] == "pool"  # then a worker process would only cost its start
-    module, _, name = ("dpsweep.executors.Inline" if alone else settings.executor["_target_"]).rpartition(".")
+    inline = len(todo) == 1 and not settings.task_timeout and settings.executor["name"] == "pool"  # a worker would cost its start
+    module, _, name = ("dpsweep.executors.Inline" if inline else settings.executor["_target_"]).rpartition(".")
     executor = getattr(importlib.import_module(module), name)(settings)
+    if settings.task_timeout and not getattr(executor, "ends_tasks", False):
+        raise UsageError(
+            f"task_timeout={settings.task_timeout:g}: this executor can't end a task that takes too long. Use executor=pool, or "
+            "leave task_timeout out"
+        )
     while todo and not interrupts.count:
         elsewhere: list[Task] = []
         for outcome in executor.run(todo, lambda: interrupts.count):
@@ -240,18 +306,16 @@ class _Progress:
         self._count += 1
         if self._quiet or (self._total == 1 and outcome.status == "done"):
             return
-        text = f"{outcome.status} {outcome.task.id}"
         record = outcome.record or {}
+        text = _failure(outcome)
         if outcome.status == "done":
+            text = f"done {outcome.task.id}"
             accuracy = record.get("test_accuracy")
             text += (
                 "  diverged" if record.get("diverged") else f"  accuracy {100 * accuracy:.2f}%" if accuracy is not None else ""
             )
             if record.get("seconds_total") is not None:  # null where the dataset is not public
                 text += f"  {record['seconds_total']:.1f} s"
-        else:
-            error = record.get("error") or {"type": outcome.reason, "message": ""}
-            text += f"  {error['type']}: {error['message']}".rstrip(": ")
         if self._bar is not None:
             self._bar.update(self._row, advance=1, description=text[:70])
             if outcome.status != "done":
@@ -259,6 +323,11 @@ class _Progress:
             return
         left = (time.monotonic() - self._started) / self._count * (self._total - self._count)
         _say(f"[{self._count}/{self._total}] {text}" + (f"  (about {span(left)} left)" if self._timed else ""))
+
+
+def _failure(outcome: Outcome) -> str:
+    error = (outcome.record or {}).get("error") or {"type": "", "message": ""}
+    return f"{outcome.status} {outcome.task.id}  {error['type']}: {error['message']}".rstrip(": ")
 
 
 def span(seconds: float) -> str:

@@ -76,9 +76,13 @@ class Settings:
     device: str
     threads: int
     workers: int | None
-    physical_batch: int | None
+    physical_batch: int | float | None  # below 1: a share of what the engine would choose
     save_model: bool
     on_error: str
+    retry: str
+    force: bool
+    task_timeout: float | None
+    checkpoint_every: int | None
     executor: dict[str, Any]  # its YAML, with what the command line set
 
     @classmethod
@@ -89,8 +93,15 @@ class Settings:
             data_dir=Path(values["data"]["dir"] or default_data_dir()).expanduser(),
             threads=values["threads"] or min(8, available_cores()),
             executor=values["executor"],
-            **{key: values[key] for key in ("engine", "device", "workers", "physical_batch", "save_model", "on_error")},
-        )
+            checkpoint_every=values["checkpoint"]["every"],
+            **{key: values[key] for key in ("engine", "device", "workers", "physical_batch", "save_model", "on_error",
+                                            "retry", "force", "task_timeout")},
+        )  # fmt: skip
+
+    def with_less_memory(self) -> Settings:
+        """The same with half the physical batch, which changes no result."""
+        asked = self.physical_batch
+        return replace(self, physical_batch=0.5 if asked is None else max(1, asked // 2))
 
 
 def default_data_dir() -> str:

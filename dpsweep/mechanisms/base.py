@@ -93,6 +93,8 @@ class Plan:
         max_grad_norm: C, where the mechanism clips.
         noise_multiplier: of Gaussian noise, what the account used, where there is one.
         public: further public numbers of the method, for the record.
+        repeated: for each number j in it, the first j steps were released once more besides the run (see
+            :mod:`dpsweep.training.checkpoint`).
     """
 
     sampler: Poisson | Shuffle | Everything
@@ -101,6 +103,7 @@ class Plan:
     max_grad_norm: float | None = None
     noise_multiplier: float | None = None
     public: Mapping[str, float] = field(default_factory=dict)
+    repeated: tuple[int, ...] = ()
 
     def allowed(self, step: int) -> tuple[Event, ...]:
         """The most that a step, counted from 0, may charge."""
@@ -111,11 +114,14 @@ class Plan:
         return [event.reason for event, _ in self.events() if isinstance(event, Unbounded)]
 
     def events(self, steps: int | None = None) -> list[tuple[Event, int]]:
-        """The most that the first `steps` steps charge, or all: distinct events with their counts."""
-        steps = self.steps if steps is None else steps
-        if not callable(self.step_events):
-            return [(event, steps * count) for event, count in Counter(self.step_events).items()]
-        return list(Counter(event for step in range(steps) for event in self.step_events(step)).items())
+        """The most that the first `steps` steps charge, or all, and what was repeated: distinct events with their counts."""
+        counts: Counter[Event] = Counter()
+        for number in (self.steps if steps is None else steps, *self.repeated):
+            if callable(self.step_events):
+                counts.update(event for step in range(number) for event in self.step_events(step))
+            else:
+                counts.update({event: number * count for event, count in Counter(self.step_events).items()})
+        return [(event, count) for event, count in counts.items() if count]
 
     def epsilon(self, account: Account, steps: int | None = None) -> float:
         """What the whole plan, or its first `steps` steps, can cost at most."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
+from typing import Any
 
-from dpsweep.privacy.accounting import Event, SampledGaussian, dominates, merged_noise_multiplier
+from dpsweep.privacy.accounting import Event, SampledGaussian, dominates, event_from_json, merged_noise_multiplier
 
 
 class LedgerError(Exception):
@@ -19,18 +20,20 @@ class Ledger:
     Charge first, use the noisy value afterwards. Gaussian releases of one batch within a step are one event (see
     ``merged_noise_multiplier``); distinct batches must be independent Poisson samples, and so are distinct events.
     Batch ids are handed out in ascending order over the whole run. Each step must charge something: one that releases
-    nothing either does nothing or went around the ledger.
+    nothing either does nothing or went around the ledger. `besides` was charged besides the steps, and the plan counts it in.
 
     Attributes:
         steps_taken: closed steps.
     """
 
-    def __init__(self, allowed: Callable[[int], tuple[Event, ...]], steps: int) -> None:
+    def __init__(self, allowed: Callable[[int], tuple[Event, ...]], steps: int,
+                 besides: Iterable[tuple[Event, int]] = ()) -> None:  # fmt: skip
         if steps < 0:
             raise ValueError(f"steps is {steps}; it must not be negative")
         self._allowed = allowed
         self.steps = steps
         self.steps_taken = 0
+        self._besides = Counter(dict(besides))
         self._closed: Counter[Event] = Counter()
         self._last_closed_batch = -1
         self._batches: dict[int, SampledGaussian] = {}  # of the open step
@@ -78,7 +81,17 @@ class Ledger:
 
     def events(self) -> list[tuple[Event, int]]:
         """All that was charged, the open step included: distinct events with their counts, for ``epsilon``."""
-        return list((self._closed + Counter(self._batches.values()) + Counter(self._others)).items())
+        return list((self._besides + self._closed + Counter(self._batches.values()) + Counter(self._others)).items())
+
+    def state(self) -> dict[str, Any]:
+        """Between two steps, what a run needs to go on: plain values."""
+        closed = [[event.to_json(), count] for event, count in self._closed.items()]
+        return {"steps_taken": self.steps_taken, "closed": closed, "last_closed_batch": self._last_closed_batch}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        self.steps_taken, self._last_closed_batch = state["steps_taken"], state["last_closed_batch"]
+        self._closed = Counter({event_from_json(event): count for event, count in state["closed"]})
 
     def _require_open(self) -> None:
         if self.steps_taken >= self.steps:

@@ -37,8 +37,8 @@ class Poisson:
     def __post_init__(self) -> None:
         object.__setattr__(self, "sample_rate", exact_fraction(self.sample_rate))
 
-    def batches(self, n: int, stream: Stream) -> Iterator[np.ndarray]:
-        """Independent batches without end: sorted int64 arrays of indices in 0 .. n - 1."""
+    def batches(self, n: int, stream: Stream, drawn: int = 0) -> Iterator[np.ndarray]:
+        """Independent batches without end: sorted int64 arrays of indices in 0 .. n - 1. How many were drawn doesn't matter."""
         first, thresholds = _binomial_thresholds(n, self.sample_rate)
         while True:
             size = first + int(np.searchsorted(thresholds, stream.uint64(1)[0], side="right"))
@@ -58,19 +58,25 @@ class Shuffle:
         if self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}; it must be at least 1")
 
-    def batches(self, n: int, stream: Stream) -> Iterator[np.ndarray]:
-        """Batches without end, epoch after epoch: int64 arrays of indices in 0 .. n - 1; empty ones if n is 0."""
+    def batches(self, n: int, stream: Stream, drawn: int = 0) -> Iterator[np.ndarray]:
+        """Batches without end, epoch after epoch: int64 arrays of indices in 0 .. n - 1; empty ones if n is 0. To go on after
+        some were drawn, the order of the epoch that they end in is taken from the stream again."""
+        epochs, taken = divmod(drawn, -(-max(n, 1) // self.batch_size))
+        if drawn:
+            stream.seek(8 * n * epochs)
+        first = taken * self.batch_size
         while True:
             order = np.argsort(stream.uint64(n), kind="stable")
-            for start in range(0, max(n, 1), self.batch_size):
+            for start in range(first, max(n, 1), self.batch_size):
                 yield order[start : start + self.batch_size]
+            first = 0
 
 
 @dataclass(frozen=True)
 class Everything:
     """All records in every batch."""
 
-    def batches(self, n: int, stream: Stream) -> Iterator[np.ndarray]:
+    def batches(self, n: int, stream: Stream, drawn: int = 0) -> Iterator[np.ndarray]:
         """int64 arrays 0 .. n - 1 without end; ``stream`` is not read."""
         while True:
             yield np.arange(n, dtype=np.int64)

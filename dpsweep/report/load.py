@@ -128,12 +128,11 @@ class Run:
 class Results:
     """All runs of a report, by cell: (row, dataset, budget).
 
-    `columns` names the labels in `Run.row` (the model, then what varies); `outside` counts the records in the folder
-    that belong to no task of the report.
+    `columns` names the labels in `Run.row` (the model, then what varies).
     """
 
-    def __init__(self, runs: list[Run], columns: tuple[str, ...], outside: int) -> None:
-        self.runs, self.columns, self.outside = runs, columns, outside
+    def __init__(self, runs: list[Run], columns: tuple[str, ...]) -> None:
+        self.runs, self.columns = runs, columns
         self.cells: dict[tuple[Row, str, Budget], list[Run]] = defaultdict(list)
         for run in runs:
             self.cells[run.row, run.dataset, run.budget].append(run)
@@ -191,13 +190,13 @@ def join(
                     "a table would count one run twice. Give repeated executions different `run` labels, or move one "
                     "of the files away."
                 )
-    return Results(runs, columns, len(set(by_id) - {run.id for run in runs}))
+    return Results(runs, columns)
 
 
 def regroup(runs: Iterable[Run]) -> Results:
     """Results of some runs alone, whose rows are told apart by what varies between these."""
     copies = [replace(run, labels={name: run.labels[name] for name in LABELS}, row=()) for run in runs]
-    return Results(copies, _set_rows(copies), 0)
+    return Results(copies, _set_rows(copies))
 
 
 def _refuse_repeated(items: Sequence[Mapping[str, Any]], what: str, remedy: str) -> None:

@@ -47,6 +47,7 @@ def build(
     set_aside: Sequence[tuple[str, str]],
     spec: Mapping[str, Any],
     out_dir: Path,
+    left_out: Sequence[str] = (),
 ) -> Report:
     """Write the report of a suite into `out_dir` and return what to show.
 
@@ -54,7 +55,8 @@ def build(
         title, about: the suite's name and a sentence or more on it.
         tasks: the suite's tasks in order (id, dataset, model, mechanism, target_epsilon, seed, run; optionally
             optimizer, accountant, repeat and config, which put a missing task into its row). Empty: each record is a task.
-        records: verified records, one an id; those of other tasks are left out and counted.
+        records: verified records, one an id; those of other tasks are left out.
+        left_out: in words, which records of the folder stand in no table, and why.
         set_aside: (file name, reason) of files that are no valid records.
         spec: metrics (names), compare ({by, reference, metrics, private}), figures (metric names), paper (its name), all
             optional. With a paper its tables and figures come first, and the rest is of the stage that it compares.
@@ -106,7 +108,7 @@ def build(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     ).get_template("report.html.jinja")  # fmt: skip
     page = template.render(
-        title=title, about=about, counts=terminal.counts(results, set_aside), warnings=terminal.warnings(results),
+        title=title, about=about, counts=terminal.counts(results, set_aside), warnings=terminal.warnings(results, left_out),
         sections=sections, pictures=pictures, parts=parts, paper=paper, scope=guarantees.scope(results), words=words,
         in_words=guarantees.in_words(results), unprotected=guarantees.unprotected(results),
         selections=guarantees.selections(results),
@@ -115,7 +117,7 @@ def build(
     partial = out_dir / f".index.{os.getpid()}.html"
     partial.write_text(page, encoding="utf-8")
     os.replace(partial, index)
-    text = terminal.show(title, results, blocks, words, set_aside, index)
+    text = terminal.show(title, results, blocks, words, set_aside, index, left_out)
     return Report(text, index, _complete(results))
 
 
@@ -125,6 +127,7 @@ def build_parts(
     records: Sequence[dict[str, Any]],
     spec: Mapping[str, Any],
     out_dir: Path,
+    left_out: Sequence[str] = (),
 ) -> Report:
     """Write some tables and figures of the suite's paper alone, such as "table3,figure2"; arguments as for `build`.
 
@@ -145,8 +148,8 @@ def build_parts(
         paths = [*(p.png for p in part.pictures), *(out_dir / f"{table.name}.{suffix}" for table in part.tables
                                                     for suffix, _ in _FORMATS)]  # fmt: skip
         texts.append("\n".join(map(str, paths)))
-    counted = f"{terminal.counts(results, ())} for {names}"
-    return Report("\n\n".join(text.rstrip("\n") for text in [*texts, counted]) + "\n", out_dir, _complete(results))
+    closing = [f"{terminal.counts(results, ())} for {names}", *terminal.warnings(results, left_out)]
+    return Report("\n\n".join(text.rstrip("\n") for text in [*texts, *closing]) + "\n", out_dir, _complete(results))
 
 
 def _part(item: Item, evidence: Evidence, out_dir: Path) -> Part:

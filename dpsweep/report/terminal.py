@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpsweep.provenance import versions_in_words
 from dpsweep.report import guarantees, tables
 from dpsweep.report.load import Metric, Results, Run
 from dpsweep.report.markup import Footnotes, to_text
@@ -19,10 +20,11 @@ def show(
     sentences: Sequence[str],
     set_aside: Sequence[tuple[str, str]],
     index: Path,
+    left_out: Sequence[str] = (),
 ) -> str:
     """Plain text: the `blocks` (tables), `sentences`, failed and missing tasks, the page's path."""
     parts = [f"{title}: {counts(results, set_aside)}", *blocks]
-    parts.append(_wrapped([guarantees.scope(results), *warnings(results), *sentences]))
+    parts.append(_wrapped([guarantees.scope(results), *warnings(results, left_out), *sentences]))
     for status in ("failed", "missing"):
         if runs := results.with_status(status):
             parts.append(f"{len(runs)} {status}:\n" + _cut([f"  {run.id}{_error(run)}" for run in runs]))
@@ -61,8 +63,9 @@ def counts(results: Results, set_aside: Sequence[tuple[str, str]]) -> str:
     return ", ".join(parts)
 
 
-def warnings(results: Results) -> list[str]:
-    """What a reader must know before any number: seeded noise, data that is not the official, records left out."""
+def warnings(results: Results, left_out: Sequence[str] = ()) -> list[str]:
+    """What a reader must know before any number: seeded noise, data that is not the official, several versions, and records
+    left out, in words with their reasons."""
     found = []
     seeded = sum(record["noise_source"] == "seeded" for record in results.done)
     if seeded:
@@ -75,8 +78,10 @@ def warnings(results: Results) -> list[str]:
             f"The data of {', '.join(unofficial)} did not match the official files: these numbers do not compare with "
             "those of the official data."
         )
-    if results.outside:
-        found.append(f"Left out, since they belong to no task of this report: {results.outside} records in the folder.")
+    if told := versions_in_words(results.done):
+        found.append(told)
+    if left_out:
+        found.append(f"Left out of every table: {'; '.join(left_out)}.")
     return found
 
 

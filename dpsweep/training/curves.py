@@ -54,6 +54,14 @@ class Curves:
         found = {} if best is None else {f"best_{name}": self._points[name][best] for name in ("accuracy", "epoch")}
         return {**self._points, **found}
 
+    def state(self) -> dict[str, Any]:
+        """The points so far."""
+        return self._points
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from these points."""
+        self._points = state
+
     @torch.no_grad()
     def _look(self) -> tuple[float, float | None]:
         mode = self._model.training

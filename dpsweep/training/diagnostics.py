@@ -19,6 +19,7 @@ from dpsweep.training.engines import Prepared
 from dpsweep.training.per_example import cut
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_KEPT = ("steps", "clipped", "clips", "epochs", "all_draws", "all_clipped")  # by a checkpoint, besides the norms
 _ROWS = 500  # records whose losses are taken at a time: of ResNet-18 they hold 131 MB in each layer
 
 
@@ -68,6 +69,17 @@ class Diagnostics:
         if self._steps:
             self._close_epoch()
         return {"epochs": self._epochs, "clipped_fraction": self._fraction(self._all_clipped, self._all_draws)}
+
+    def state(self) -> dict[str, Any]:
+        """What was seen so far: tensors and plain values."""
+        norms = torch.from_numpy(np.concatenate([np.empty(0), *self._norms]))
+        return {"norms": norms} | {name: getattr(self, f"_{name}") for name in _KEPT}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        self._norms = [state["norms"].numpy()]
+        for name in _KEPT:
+            setattr(self, f"_{name}", state[name])
 
     def _close_epoch(self) -> None:
         norms = np.concatenate([np.empty(0), *self._norms])

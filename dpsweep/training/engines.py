@@ -12,7 +12,7 @@ from dpsweep.errors import UsageError
 from dpsweep.models.base import HeadModel, Model, trained
 from dpsweep.training.frozen import FeatureCache, HeadEngine
 from dpsweep.training.layered import LayeredEngine, agrees, supports
-from dpsweep.training.per_example import Engine, Inputs, VmapEngine
+from dpsweep.training.per_example import Engine, Inputs, Physical, VmapEngine
 
 _CACHE = FeatureCache()
 
@@ -42,7 +42,7 @@ def over_records(engine: Engine, model: Model, x: Tensor) -> Prepared:
     return Prepared(engine, (x,), x, lambda rows: model(*rows))
 
 
-def prepare(name: str, model: Model, x: Tensor, key: str, physical_batch: int | None) -> Prepared:
+def prepare(name: str, model: Model, x: Tensor, key: str, physical_batch: Physical) -> Prepared:
     """The engine of a name for a model over all records `x`; `key` names the data in the cache of features.
 
     `default` is the fastest that fits the model: the closed form over cached features for frozen representations, layer

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.models.base import HeadModel, Stage
-from dpsweep.training.per_example import Inputs, Metric, Weigh, cut
+from dpsweep.training.per_example import Inputs, Metric, Physical, Weigh, cut, physical
 
 LIMIT = 4 * 2**30  # bytes of representations that a process keeps
 _ROWS = 1024  # records that pass through a frozen layer at a time
@@ -90,9 +90,9 @@ class HeadEngine:
         cached: whether it is fed `Features`, blocks and then norms, rather than the data.
     """
 
-    def __init__(self, model: HeadModel, cached: bool, physical_batch: int | None) -> None:
+    def __init__(self, model: HeadModel, cached: bool, physical_batch: Physical) -> None:
         self._model, self._cached = model, cached
-        self._physical = physical_batch or 2**15
+        self._physical = physical(physical_batch, 2**15)
 
     def weighted_sum(self, inputs: Inputs, y: Tensor, weigh: Weigh, metric: Metric = None) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""

@@ -17,7 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.models.base import Model, example_losses, trained, trial, unflatten
-from dpsweep.training.per_example import Engine, Inputs, Metric, VmapEngine, Weigh, clipping, cut, gradient_sum
+from dpsweep.training.per_example import (
+    Engine,
+    Inputs,
+    Metric,
+    Physical,
+    VmapEngine,
+    Weigh,
+    clipping,
+    cut,
+    gradient_sum,
+    physical,
+)
 from dpsweep.training.rules import Entry, Layer, add, has_rule, squares
 
 _PHYSICAL = 512  # records that pass through the network at a time, or fewer:
@@ -34,7 +45,7 @@ def supports(model: Model, shape: tuple[int, ...]) -> bool:
     return agrees(LayeredEngine, model, shape)
 
 
-def agrees(engine: Callable[[Model, int | None], Engine], model: Model, shape: tuple[int, ...]) -> bool:
+def agrees(engine: Callable[[Model, Physical], Engine], model: Model, shape: tuple[int, ...]) -> bool:
     """Whether an engine's clipped sum on a trial of the model is that of ``torch.func``, which sees one record at a time."""
     duplicate, inputs = trial(model, shape)
     try:
@@ -62,7 +73,7 @@ def _layers(model: nn.Module) -> list[Layer]:
 class LayeredEngine:
     """See the module. Physical batches bound memory: a record's share is its activations and its per-example gradients."""
 
-    def __init__(self, model: Model, physical_batch: int | None) -> None:
+    def __init__(self, model: Model, physical_batch: Physical) -> None:
         self._model = model
         self._asked = physical_batch
         self._images = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
@@ -84,7 +95,7 @@ class LayeredEngine:
         views = {id(p): view for p, view in zip(self._parameters, unflatten(total, self._parameters), strict=True)}
         maps = {} if metric is None else {id(p): by for p, by in zip(self._parameters, metric, strict=True)}
         first = True
-        for part, labels in cut(inputs, y, self._asked or min(_PHYSICAL, self._fitting(inputs))):
+        for part, labels in cut(inputs, y, self._physical(inputs, _PHYSICAL)):
             entries = self._pass(part, labels)
             squared: Any = sum(squares(entry, maps.get(id(entry.layer.weight))) for entry in entries)
             factors = weigh(squared.sqrt())
@@ -98,8 +109,11 @@ class LayeredEngine:
 
     def gradient_sum(self, inputs: Inputs, y: Tensor) -> Tensor:
         """See :class:`~dpsweep.training.per_example.Engine`."""
-        physical = self._asked or self._fitting(inputs)
-        return gradient_sum(self._model, lambda rows: self._model(*self._laid_out(rows)), inputs, y, physical)
+        at_once = self._physical(inputs, max(1, len(y)))
+        return gradient_sum(self._model, lambda rows: self._model(*self._laid_out(rows)), inputs, y, at_once)
+
+    def _physical(self, inputs: Inputs, most: int) -> int:
+        return physical(self._asked, min(most, self._fitting(inputs)))
 
     def _fitting(self, inputs: Inputs) -> int:
         """How many records a pass may hold, at least one: found on a record of zeros, so that it's the same for all data."""

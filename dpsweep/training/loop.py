@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +21,10 @@ from dpsweep.privacy.ledger import Ledger, LedgerError
 from dpsweep.privacy.noise import Hardening, Randomness
 from dpsweep.privacy.sampling import Poisson
 from dpsweep.training.augment import Augment
+from dpsweep.training.checkpoint import Checkpoint
 from dpsweep.training.diagnostics import Diagnostics
 from dpsweep.training.engines import Prepared
-from dpsweep.training.per_example import Inputs, Weigh, clipping, gradient_sum
+from dpsweep.training.per_example import Inputs, Physical, Weigh, clipping, gradient_sum, physical
 from dpsweep.training.statistics import bounded_sum
 
 _PASS = 128  # records whose own losses pass through a network at a time
@@ -39,14 +41,15 @@ class LoopData:
     """
 
     def __init__(self, prepared: Prepared, y: Tensor, model: Model, plan: Plan, normalizer: int,
-                 randomness: Randomness, hardening: Hardening, physical_batch: int | None = None,
+                 randomness: Randomness, hardening: Hardening, physical_batch: Physical = None,
                  diagnostics: Diagnostics | None = None, augment: Augment | None = None) -> None:  # fmt: skip
         self.normalizer = normalizer
         self._diagnostics = diagnostics
-        self.ledger = Ledger(plan.allowed, plan.steps)
+        self.ledger = Ledger(plan.allowed, plan.steps, besides=plan.events(0))
         self._inputs, self._y = prepared.inputs, y
         self._records, self._forward = prepared.data, prepared.forward
         self._model, self._engine, self._plan = model, prepared.engine, plan
+        self._drawn = 0
         self._batches = plan.sampler.batches(len(y), randomness.stream("sampling"))
         self._noise = randomness.stream("noise")
         self._dropout = randomness.stream("dropout")
@@ -62,6 +65,7 @@ class LoopData:
     def draw(self) -> Batch:
         """See :class:`~dpsweep.mechanisms.base.Data`."""
         self._count += 1
+        self._drawn += 1
         self._indices[self._count] = next(self._batches)
         return Batch(self._count)
 
@@ -123,7 +127,7 @@ class LoopData:
             total = self._engine.gradient_sum(inputs, y)
         else:
             uniform = self._uniform("losses", len(y), uniforms)
-            total = gradient_sum(self._model, self._forward, inputs, y, self._physical or _PASS, losses, uniform)
+            total = gradient_sum(self._model, self._forward, inputs, y, physical(self._physical, _PASS), losses, uniform)
         return total.div_(max(1, len(y)) if realised else self.normalizer)
 
     def _uniform(self, purpose: str, n: int, columns: int) -> Tensor:
@@ -169,6 +173,18 @@ class LoopData:
         self._norms.clear()
         if self._diagnostics:
             self._diagnostics.close_step()
+
+    def state(self) -> dict[str, Any]:
+        """Between two steps, what a run needs to go on, for a checkpoint: counts and the ledger, and with seeded noise the
+        randomness. Of secure noise nothing: its key and positions would tell who was drawn, and the noise."""
+        randomness = None if self._randomness.is_secure else self._randomness.state()
+        return {"count": self._count, "drawn": self._drawn, "ledger": self.ledger.state(), "randomness": randomness}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken; with seeded noise this was made with a randomness in that state."""
+        self._count, self._drawn = state["count"], state["drawn"]
+        self._batches = self._plan.sampler.batches(len(self._y), self._randomness.stream("sampling"), self._drawn)
+        self.ledger.restore(state["ledger"])
 
     def _noted(self, weigh: Weigh, seen: list[Tensor], max_grad_norm: float) -> Weigh:
         """The same weights, with the norms put aside."""
@@ -225,13 +241,16 @@ class Trained:
 
 
 def train(mechanism: Mechanism, plan: Plan, model: Model, data: LoopData, optimizer: Optimizer | None,
-          after: Callable[[int], None] = lambda step: None) -> Trained:  # fmt: skip
-    """Take exactly ``plan.steps`` steps; each is closed in the ledger, which refuses more than the plan allows. `after` is
-    told how many are taken, each time."""
+          after: Callable[[int], None] = lambda step: None, checkpoint: Checkpoint | None = None) -> Trained:  # fmt: skip
+    """Take exactly ``plan.steps`` steps, those before a checkpoint included; each is closed in the ledger, which refuses more
+    than the plan allows. `after` is told how many are taken, each time."""
     model.train()
     state = mechanism.start(plan, model, optimizer)
-    for step in range(plan.steps):
+    taken = checkpoint.resume(state, data) if checkpoint else 0
+    for step in range(taken, plan.steps):
         mechanism.step(state, data)
         data.close_step()
         after(step + 1)
+        if checkpoint:
+            checkpoint.after(step + 1, state, data)
     return Trained(state, data.ledger, not bool(state.theta.isfinite().all()))

@@ -20,6 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dpsweep.models.base import example_losses, flatten, flatten_rows, trained
 from dpsweep.privacy.anisotropic import RowMap
 
+#: How many records pass at a time: so many; or a share, below 1, of what would be chosen; or (None) what is chosen.
+Physical = int | float | None
 Inputs = tuple[Tensor, ...]  # what the model takes, one row a record each: the data (or features of it), then dropout masks
 
 
@@ -37,6 +39,13 @@ class Engine(Protocol):
 #: One map S a trained parameter, or None for the identity: norms are |S^-1 g|. None altogether: the l2 norm.
 Metric = Sequence[RowMap | None] | None
 Weigh = Callable[[Tensor], Tensor]  # from the norms of a physical batch's gradients, float64 (n,), to their weights (n,)
+
+
+def physical(asked: Physical, chosen: int) -> int:
+    """How many records pass at a time, at least one."""
+    if asked is None:
+        return chosen
+    return max(1, int(asked if asked >= 1 else asked * chosen))
 
 
 def clipping(max_grad_norm: float) -> Weigh:
@@ -66,12 +75,12 @@ def sum_of_rows(rows: list[Tensor], like: list[nn.Parameter], weigh: Weigh, metr
 class VmapEngine:
     """Per-example gradients of any model by ``torch.func``, in physical batches of bounded memory."""
 
-    def __init__(self, model: nn.Module, physical_batch: int | None) -> None:
+    def __init__(self, model: nn.Module, physical_batch: Physical) -> None:
         self._model = model
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._fixed = {name: p for name, p in model.named_parameters() if not p.requires_grad} | dict(model.named_buffers())
         self._asked = physical_batch
-        self._physical = physical_batch or max(1, 2**26 // sum(p.numel() for p in self._trained.values()))
+        self._physical = physical(physical_batch, max(1, 2**26 // sum(p.numel() for p in self._trained.values())))
         self._rows: Callable[..., dict[str, Tensor]] | None = None
 
     def _loss(self, trained: dict[str, Tensor], y: Tensor, *inputs: Tensor) -> Tensor:
@@ -104,7 +113,7 @@ def cut(inputs: Inputs, y: Tensor, physical: int) -> Iterator[tuple[Inputs, Tens
         yield tuple(rows[part] for rows in inputs), y[part]
 
 
-def gradient_sum(model: nn.Module, forward: Callable[[Inputs], Tensor], inputs: Inputs, y: Tensor, physical: int | None,
+def gradient_sum(model: nn.Module, forward: Callable[[Inputs], Tensor], inputs: Inputs, y: Tensor, asked: Physical,
                  losses: Callable[..., Tensor] = example_losses, *extra: Tensor) -> Tensor:  # fmt: skip
     """The gradient of the summed losses by one ordinary backward pass a physical batch, flat.
 
@@ -112,12 +121,12 @@ def gradient_sum(model: nn.Module, forward: Callable[[Inputs], Tensor], inputs: 
         model: whose trained parameters it is taken by.
         forward: from rows of the inputs to logits.
         inputs, y: of the batch.
-        physical: how many records pass at a time.
+        asked: how many records pass at a time; all of them by default.
         losses: from logits, labels and the rows of `extra` to one loss a record.
     """
     parameters = trained(model)
     total = inputs[0].new_zeros(sum(p.numel() for p in parameters))
-    for part, labels in cut((*inputs, *extra), y, physical or max(1, len(y))):
+    for part, labels in cut((*inputs, *extra), y, physical(asked, max(1, len(y)))):
         rows, more = part[: len(inputs)], part[len(inputs) :]
         total += flatten(torch.autograd.grad(losses(forward(rows), labels, *more).sum(), parameters), parameters)
     return total

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.models.base import example_losses, trained
-from dpsweep.training.per_example import Inputs, Metric, Weigh, cut, gradient_sum, sum_of_rows
+from dpsweep.training.per_example import Inputs, Metric, Physical, Weigh, cut, gradient_sum, physical, sum_of_rows
 
 
 class ReferenceEngine:
@@ -19,7 +19,7 @@ class ReferenceEngine:
     input by strides that only hold for contiguous tensors, and is silently wrong with the channels innermost.
     """
 
-    def __init__(self, model: nn.Module, physical_batch: int | None) -> None:
+    def __init__(self, model: nn.Module, physical_batch: Physical) -> None:
         from opacus import GradSampleModule
 
         self._model = model
@@ -35,7 +35,7 @@ class ReferenceEngine:
             for mine, theirs in zip(self._parameters, originals, strict=True):
                 mine.copy_(theirs)
         total = inputs[0].new_zeros(sum(p.numel() for p in originals))
-        for part, labels in cut(inputs, y, self._asked or 1024):
+        for part, labels in cut(inputs, y, physical(self._asked, 1024)):
             with warnings.catch_warnings():  # "backward hook is firing ... no inputs require gradients": as intended
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
                 example_losses(self._hooked(*part), labels).sum().backward()

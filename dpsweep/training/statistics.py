@@ -7,13 +7,14 @@ from torch import Tensor
 from torch.func import vmap
 
 from dpsweep.mechanisms.base import Statistic
+from dpsweep.training.per_example import Physical, physical
 
 ROWS = 1024  # records that are summed at a time
 _NUMBERS = 2**24  # numbers of contributions that are held at a time: 128 MB
 
 
 @torch.no_grad()
-def bounded_sum(record: Statistic, x: Tensor, y: Tensor, indices: Tensor, bound: float, physical_batch: int | None) -> Tensor:
+def bounded_sum(record: Statistic, x: Tensor, y: Tensor, indices: Tensor, bound: float, physical_batch: Physical) -> Tensor:
     """The sum of what some records contribute, each contribution scaled to an l1 norm of at most `bound`.
 
     The length of the sum is found on a record of zeros, so that it is known for an empty batch too. A record with inputs
@@ -37,7 +38,7 @@ def bounded_sum(record: Statistic, x: Tensor, y: Tensor, indices: Tensor, bound:
     if trial.dim() != 1:
         raise ValueError(f"a statistic of shape {tuple(trial.shape)}: what a record contributes must be a vector")
     total = torch.zeros(len(trial), dtype=torch.float64, device=x.device)
-    rows = physical_batch or max(1, min(ROWS, _NUMBERS // max(1, len(trial))))
+    rows = physical(physical_batch, max(1, min(ROWS, _NUMBERS // max(1, len(trial)))))
     for part in indices.split(rows):
         inputs, labels = x.index_select(0, part), y.index_select(0, part)
         finite = inputs.flatten(1).isfinite().all(1)

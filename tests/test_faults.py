@@ -1,0 +1,191 @@
+"""What happens when things die, in subprocesses as a user runs them. tests/test_storm.py kills at random."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import pytest
+
+MODEL = """
+import os, pathlib, signal, time
+import torch
+from torch import nn
+from dpsweep.models.base import Model
+
+
+class Net(Model):
+    def __init__(self, shape, classes, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layer = nn.Linear(shape[0], 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Hungry(Net):  # of more than 40 records at a time it says what a full memory says
+    def forward(self, x):
+        if self.training and len(x) > 40:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
+        return super().forward(x)
+
+
+class Once(Net):  # its first process dies as the system ends one that takes too much memory
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        died = pathlib.Path("died")
+        if not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Hanging(Net):
+    def forward(self, x):
+        time.sleep(600)
+
+
+class Moody(Net):  # fails until it has been tried so often
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        tried = pathlib.Path("tried")
+        tried.write_text((tried.read_text() if tried.exists() else "") + ".")
+        if len(tried.read_text()) < 3:
+            raise ValueError("not in the mood")
+"""
+SHORT = ("dataset=breast_cancer", "epochs=1", "--config-dir", "mine")
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A working folder with models that fail in their own ways."""
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "mine" / "awkward.py").write_text(MODEL)
+    for name in ("hungry", "once", "hanging", "moody"):
+        text = f"name: {name}\nabout: fails in its own way\n_target_: awkward.{name.capitalize()}\n"
+        (tmp_path / "mine" / "model" / f"{name}.yaml").write_text(text)
+    return tmp_path
+
+
+def dpsweep(home, *arguments, **options):
+    done = subprocess.run([sys.executable, "-m", "dpsweep.cli", *arguments], cwd=home, capture_output=True, text=True,
+                          timeout=180, **options)  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def records(home):
+    """By model."""
+    found = [json.loads(file.read_text()) for file in (home / "outputs" / "records").glob("*.json")]
+    return {record["model"]: record for record in found}
+
+
+def superseded(home):
+    return [json.loads(file.read_text()) for file in (home / "outputs" / "records" / "superseded").glob("*.json")]
+
+
+def litter(home):
+    """Files of unfinished work."""
+    return [file.name for file in (home / "outputs" / "records").rglob("*") if file.suffix in (".tmp", ".lost", ".pt")]
+
+
+def test_a_task_out_of_memory_is_tried_once_more_with_half_the_batch_and_the_others_go_on(home):
+    code, out, err = dpsweep(home, "run", "-m", *SHORT, "model=hungry,rvfl", "physical_batch=60", "workers=1")
+    assert code == 0 and "2 of 2 tasks done" in out and "OutOfMemory" in err and "tried once more" in err, err
+    found = records(home)
+    assert found["hungry"]["status"] == "done" and found["hungry"]["attempts"] == 2 and found["rvfl"]["attempts"] == 1
+    (failed,) = superseded(home)
+    assert failed["error"]["type"] == "OutOfMemory" and "allocate memory" in failed["error"]["message"]
+
+
+def test_half_a_batch_that_is_too_large_still_fails_with_its_reason(home):
+    code, out, err = dpsweep(home, "run", *SHORT, "model=hungry", "physical_batch=1000")
+    assert code == 1 and records(home)["hungry"]["error"]["type"] == "OutOfMemory"
+    assert records(home)["hungry"]["attempts"] == 2
+
+
+def test_a_worker_that_the_system_kills_is_replaced_and_its_task_tried_once_more(home):
+    code, out, err = dpsweep(home, "run", "-m", *SHORT, "model=once,rvfl", "workers=2")
+    assert code == 0 and "signal 9" in err, err
+    assert records(home)["once"]["status"] == "done" and records(home)["once"]["attempts"] == 2
+    assert [record["error"]["type"] for record in superseded(home)] == ["WorkerLost"]
+
+
+def test_a_task_that_hangs_is_ended_and_says_so(home):
+    begun = time.monotonic()
+    code, out, err = dpsweep(home, "run", "-m", *SHORT, "model=hanging,rvfl", "workers=2", "task_timeout=5")
+    assert code == 1 and time.monotonic() - begun < 60, err
+    found = records(home)
+    assert found["rvfl"]["status"] == "done"
+    assert found["hanging"]["error"]["type"] == "TaskTimeout" and "task_timeout=5 s" in found["hanging"]["error"]["message"]
+    code, out, err = dpsweep(home, "run", *SHORT, "model=hanging", "task_timeout=5", "executor=inline")
+    assert code == 2 and "executor=pool" in err
+
+
+def test_which_failed_tasks_run_again_is_the_users_choice(home):
+    task = (*SHORT, "model=moody")
+    assert dpsweep(home, "run", *task)[0] == 1
+    code, out, err = dpsweep(home, "run", *task, "retry=none")
+    assert code == 1 and "left as they are" in err and records(home)["moody"]["attempts"] == 1
+    code, out, err = dpsweep(home, "run", *task, "retry=all")  # the second try fails, the third is in the same run
+    assert code == 0 and records(home)["moody"]["attempts"] == 3, err
+    assert [record["status"] for record in superseded(home)] == ["failed", "failed"]
+
+
+def test_force_keeps_the_old_record_and_counts(home):
+    task = (*SHORT, "model=rvfl", "noise.source=seeded")
+    assert dpsweep(home, "run", *task)[0] == 0
+    first = records(home)["rvfl"]
+    code, out, err = dpsweep(home, "run", *task, "force=true")
+    assert code == 0, err
+    second = records(home)["rvfl"]
+    assert (first["attempts"], second["attempts"]) == (1, 2) and superseded(home) == [first]
+    assert second["checksum"] != first["checksum"] and second["test_auroc"] == first["test_auroc"]
+    code, out, err = dpsweep(home, "run", *task)
+    assert code == 0 and records(home)["rvfl"] == second  # once, not from now on
+
+
+def test_a_forced_task_that_fails_takes_nothing_away(home):
+    assert dpsweep(home, "run", *SHORT, "model=rvfl")[0] == 0
+    first = records(home)["rvfl"]
+    code, out, err = dpsweep(home, "run", *SHORT, "model=rvfl", "force=true", "engine=reference", "physical_batch=1",
+                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)))  # fmt: skip
+    assert code == 1 and records(home)["rvfl"] == first and not superseded(home) and not litter(home)
+
+
+@pytest.mark.parametrize("command", [("model=rvfl",), ("-m", "model=rvfl,dense,logistic_raw", "seed=1,2")])
+def test_a_full_disk_is_one_clear_line_and_nothing_torn(home, command):
+    """A limit on the size of files stands in for the disk: a record is larger than a kilobyte."""
+    code, out, err = dpsweep(home, "run", *SHORT, *command, "workers=2",
+                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)))  # fmt: skip
+    assert code == 1 and "Traceback" not in err, err
+    assert "can't be written (File too large)" in err and "output_dir=PATH" in err and str(home / "outputs") not in out
+    assert not records(home) and not litter(home)
+    assert len([line for line in err.splitlines() if "can't be written" in line]) <= 2  # one by worker
+    assert dpsweep(home, "run", *SHORT, *command)[0] == 0
+
+
+@pytest.mark.skipif(subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0, reason="no mounts here")
+def test_a_disk_that_is_really_full(home):
+    script = f"""
+mkdir outputs && mount -t tmpfs -o size=24k none outputs && mkdir -p outputs/records &&
+{sys.executable} -m dpsweep.cli run -m {" ".join(SHORT)} model=logistic_raw seed=1,2,3,4,5,6,7,8 workers=1
+echo code $?
+ls -A outputs/records | grep -c tmp
+for file in outputs/records/*.json; do {sys.executable} -m json.tool "$file" >/dev/null || echo torn; done
+"""
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", script], cwd=home, capture_output=True, text=True, timeout=180)
+    assert "code 1\n0\n" in done.stdout and "torn" not in done.stdout, done
+    assert "No space left on device" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_folder_that_may_not_be_written(home):
+    (home / "outputs").mkdir()
+    (home / "outputs").chmod(0o500)
+    options = {} if os.getuid() else {"user": 65534}
+    if options:
+        for folder in (home, *home.parents[:3]):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    code, out, err = dpsweep(home, "run", *SHORT, "model=rvfl", env={**os.environ, "HOME": str(home)}, **options)
+    assert code == 2 and "Permission denied" in err and "output_dir=PATH" in err and "Traceback" not in err, err
