@@ -244,9 +244,9 @@ def _serve(connection: Connection, settings: Settings, alone: bool) -> None:
         try:
             task = connection.recv()
             connection.send(None)  # it begins: not before all is imported
-            connection.send(attempt(task, settings, alone))
         except (EOFError, OSError):
             return
+        connection.send(attempt(task, settings, alone))
 
 
 def _leave_with_parent() -> None:

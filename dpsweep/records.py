@@ -13,7 +13,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -271,8 +271,19 @@ class Records:
         return record
 
     def _forget_checkpoints(self, name: str) -> None:
+        """Remove a task's checkpoints, once its done record stands: those that are younger are a later execution's."""
+        written = self.path(name).stat().st_mtime_ns
         for file in self.checkpoints_of(name):
-            file.unlink(missing_ok=True)
+            if file.stat().st_mtime_ns <= written:
+                file.unlink(missing_ok=True)
+
+    def tidy(self, names: Iterable[str]) -> None:
+        """Remove checkpoints of done tasks that a process left which died just after writing the record."""
+        with_files = {file.name.rsplit(".", 3)[0] for file in self.checkpoints.glob("*.*.*.*")}
+        for name in with_files & set(names):
+            with self.claim(name) as free:
+                if free:
+                    self._forget_checkpoints(name)
 
     @contextlib.contextmanager
     def _partial(self, name: str) -> Iterator[Path]:

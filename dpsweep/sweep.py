@@ -96,6 +96,7 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
         with records.claim(name) as free:
             if free and (moved := records.set_aside_damaged(name)):
                 say(moved)
+    records.tidy(status.done)
     wanted = status.to_run(settings)
     todo = [task for task in tasks if task.id in wanted]
     left = Counter(task.id in status.done for task in tasks if task.id not in wanted)

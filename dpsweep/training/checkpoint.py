@@ -148,7 +148,8 @@ class Checkpoint:
             try:
                 write_through(partial, written)
             except OSError:
-                _marked_lost(partial, self._name)
+                if partial.exists():
+                    _marked_lost(partial, self._name)
                 raise
             os.replace(partial, self._folder / f"{name}.pt")
             sync(self._folder)  # before any further step: a checkpoint that was there must not be forgotten

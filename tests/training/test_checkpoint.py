@@ -258,3 +258,16 @@ def test_checkpoints_are_read_as_data(tmp_path, monkeypatch):
     file.rename(file.with_name(file.name.replace(file.name.split(".")[-2], _digest(content))))
     record = run(tmp_path)
     assert record["resumed_at"] is None and not (tmp_path / "run").exists() and json.dumps(record)
+
+
+def test_a_process_that_died_between_record_and_checkpoint_leaves_nothing_for_good(tmp_path, monkeypatch):
+    cut_off(monkeypatch, 8, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Records, "_forget_checkpoints", lambda self, name: None)
+        record = run(tmp_path)
+    assert files(tmp_path)
+    later = tmp_path / "records" / "checkpoints" / f"{record['id']}.5.0123456789abcdef.pt"
+    later.touch()  # of an execution with force=true that was cut off
+    os.utime(later, ns=(2**62, 2**62))
+    Records(tmp_path).tidy([record["id"]])
+    assert files(tmp_path) == [later]
