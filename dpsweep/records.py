@@ -122,26 +122,37 @@ class Records:
 
     def load(self, name: str) -> dict[str, Any] | None:
         """The valid record of a task, done or failed; None if there is none."""
-        record, reason = self._read(name)
+        record, reason = self._read(self.path(name), name)
         return record if reason is None else None
+
+    def executions(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """The done records of a task that were made of the same data, the first execution first; the given one is the last."""
+        name = record["id"]
+        found = {record["checksum"]: record}
+        for file in (self.folder / "superseded").glob(f"{name}.*.json"):
+            earlier, reason = self._read(file, name)
+            if earlier is not None and reason is None and earlier["status"] == "done":
+                found.setdefault(earlier["checksum"], earlier)
+        alike = [one for one in found.values() if one["data_fingerprint"] == record["data_fingerprint"]]
+        return sorted(alike, key=lambda one: one["attempts"] or 1)
 
     def scan(self) -> Scan:
         """Read every record in the folder."""
         found = Scan()
         for file in sorted(self.folder.glob("*.json")):
-            record, reason = self._read(file.stem)
+            record, reason = self._read(file, file.stem)
             if reason is None:
                 found.records.append(record)  # type: ignore[arg-type]
             elif reason:
                 found.damaged.append((file.name, reason))
         return found
 
-    def _read(self, name: str) -> tuple[dict[str, Any] | None, str | None]:
-        """The record and why it is no valid one ("" where there is no file)."""
+    def _read(self, path: Path, name: str) -> tuple[dict[str, Any] | None, str | None]:
+        """The record of a task in a file and why it is no valid one ("" where there is no file)."""
         try:
-            record = json.loads(self.path(name).read_bytes())
+            record = json.loads(path.read_bytes())
         except FileNotFoundError:
-            return None, "it is a link to nothing" if self.path(name).is_symlink() else ""
+            return None, "it is a link to nothing" if path.is_symlink() else ""
         except OSError as error:
             return None, f"it can't be read ({error.strerror})"
         except ValueError:
@@ -153,7 +164,7 @@ class Records:
 
     def set_aside_damaged(self, name: str) -> str | None:
         """Move a task's file aside if it is no valid record; says what was done."""
-        _, reason = self._read(name)
+        _, reason = self._read(self.path(name), name)
         if not reason:
             return None
         with self._writing():

@@ -82,6 +82,7 @@ class Settings:
     on_error: str
     retry: str
     force: bool
+    executions: str
     task_timeout: float | None
     checkpoint_every: int | None
     executor: str
@@ -101,7 +102,7 @@ class Settings:
             executor=values["executor"]["_target_"],
             checkpoint_every=values["checkpoint"]["every"],
             **{key: values[key] for key in ("engine", "device", "workers", "physical_batch", "save_model", "on_error",
-                                            "retry", "force", "task_timeout")},
+                                            "retry", "force", "executions", "task_timeout")},
         )  # fmt: skip
 
     def with_less_memory(self) -> Settings:
