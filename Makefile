@@ -6,7 +6,7 @@ THREADS ?= 1
 OPTIONS ?=
 
 .NOTPARALLEL:
-.PHONY: demo test lint bench bench-check clean help dp_rvfl dp_rvfl_powered dp_rvfl_smoke fo_dp_sgd fo_fair fo_tuning fo_smoke \
+.PHONY: demo test storm lint bench bench-check clean help dp_rvfl dp_rvfl_powered dp_rvfl_smoke fo_dp_sgd fo_fair fo_tuning fo_smoke \
 	demonstrate_dirichlet dirichlet_table1 dirichlet_table2 dirichlet_table3 dirichlet_table4 dirichlet_table5 dirichlet_figure2 \
 	dirichlet_figure3 dirichlet_sampling dirichlet_optimizers dirichlet_cpu dirichlet_smoke hero hero_mnist hero_fashionmnist \
 	hero_cifar10 hero_variants hero_convergence hero_smoke grand
@@ -14,6 +14,7 @@ OPTIONS ?=
 help:
 	@echo "make demo    run the embedded suite and show its table (about two minutes once installed)"
 	@echo "make test    run the tests"
+	@echo "make storm   kill a sweep's processes at random, fifty times over (about eight minutes)"
 	@echo "make lint    check style and types"
 	@echo "make dp_rvfl_table3   run what is missing for one table of the DP-RVFL paper (1 to 10; figure2 to figure4), show it"
 	@echo "make dp_rvfl          the whole paper: 2,536 tasks and two repeats of table 10 (hours to days: dpsweep plan suite=dp_rvfl)"
@@ -73,6 +74,10 @@ fo_%: .venv/.installed
 
 test: .venv/.installed
 	$(BIN)/python -m pytest
+
+# What CI runs in five rounds.
+storm: .venv/.installed
+	DPSWEEP_STORM_ROUNDS=50 $(BIN)/python -m pytest -s tests/test_storm.py
 
 lint: .venv/.installed
 	$(BIN)/ruff check dpsweep tests scripts

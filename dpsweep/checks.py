@@ -65,6 +65,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "device": (lambda v: isinstance(v, str) and re.fullmatch(r"auto|cpu|cuda(:\d+)?", v), "auto, cpu or cuda"),
     "on_error": (lambda v: v in ("continue", "stop"), "continue or stop"),
     "retry": (lambda v: v in ("failed", "none", "all"), "failed, none or all"),
+    "executions": (lambda v: v in ("first", "last"), "first or last"),
     "force": (lambda v: isinstance(v, bool), "true or false"),
     "task_timeout": (lambda v: v is None or (_is_real(v) and v > 0), "a number of seconds above 0, or null"),
     "output_dir": (lambda v: isinstance(v, str) and v != "", "a folder's path"),

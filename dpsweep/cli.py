@@ -287,7 +287,12 @@ def _report(options: argparse.Namespace) -> int:
         records_of, lambda group: provenance.made_of_other_data(known, group, plan.settings.data_dir)
     )
     records_of = [record for record in records_of if record["id"] not in other_data]
-    left_out = [*provenance.summed_up(other_data), *provenance.strangers(tasks, scan.records)]
+    several = {r["id"]: made for r in records_of if r["status"] == "done" and len(made := records.executions(r)) > 1}
+    which = plan.settings.executions
+    records_of = [several[r["id"]][0 if which == "first" else -1] if r["id"] in several else r for r in records_of]
+    again = sum(len(made) - 1 for made in several.values())
+    others = [f"{again} other executions of tasks that force=true ran again (shown is the {which}: executions=first or last)"]
+    left_out = [*(others if several else []), *provenance.summed_up(other_data), *provenance.strangers(tasks, scan.records)]
     out_dir = plan.settings.output_dir / "reports" / title
     if plan.part and plan.table is None:  # a part of a suite has a page of its own: the whole suite's stays
         out_dir = out_dir.with_name(f"{title} {plan.part}".replace(" ", "-")[:150])

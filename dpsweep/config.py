@@ -23,7 +23,7 @@ GROUPS = ("dataset", "model", "mechanism", "epsilon", "seed", "optimizer", "acco
 NUMBER_GROUPS = ("epsilon", "seed")  # any number is an option of these, whether or not a file of that name exists
 PERFORMANCE = {
     "engine", "device", "threads", "workers", "physical_batch", "output_dir", "data", "save_model", "on_error",
-    "retry", "force", "task_timeout", "checkpoint", "executor", "suite",
+    "retry", "force", "task_timeout", "checkpoint", "executions", "executor", "suite",
 }  # fmt: skip
 
 

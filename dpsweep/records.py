@@ -148,6 +148,17 @@ class Records:
         record, reason = read_record(self.path(name), name)
         return record if reason is None else None
 
+    def executions(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """The done records of a task that were made of the same data, the first execution first; the given one is the last."""
+        name = record["id"]
+        found = {record["checksum"]: record}
+        for file in (self.folder / "superseded").glob(f"{name}.*.json"):
+            earlier, reason = read_record(file, name)
+            if earlier is not None and reason is None and earlier["status"] == "done":
+                found.setdefault(earlier["checksum"], earlier)
+        alike = [one for one in found.values() if one["data_fingerprint"] == record["data_fingerprint"]]
+        return sorted(alike, key=lambda one: one["attempts"] or 1)
+
     def scan(self) -> Scan:
         """Read every record in the folder."""
         found = Scan()

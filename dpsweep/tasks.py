@@ -81,6 +81,7 @@ class Settings:
     on_error: str
     retry: str
     force: bool
+    executions: str
     task_timeout: float | None
     checkpoint_every: int | None
     executor: dict[str, Any]  # its YAML, with what the command line set
@@ -95,7 +96,7 @@ class Settings:
             executor=values["executor"],
             checkpoint_every=values["checkpoint"]["every"],
             **{key: values[key] for key in ("engine", "device", "workers", "physical_batch", "save_model", "on_error",
-                                            "retry", "force", "task_timeout")},
+                                            "retry", "force", "executions", "task_timeout")},
         )  # fmt: skip
 
     def with_less_memory(self) -> Settings:

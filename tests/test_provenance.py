@@ -119,6 +119,18 @@ def test_another_protocol_or_configuration_is_left_out_with_its_reason(home, cap
     assert "2 of 2 tasks done" in out and reasons[0] in " ".join(out.split())  # of all records: those of this protocol
 
 
+def test_a_report_shows_the_first_execution_unless_told(home, capsys):
+    """Rerunning for the outcome is selection."""
+    _, plan, records = sweep()
+    first = rewrite(records, records.load(plan.tasks[0].id), test_accuracy=0.25)
+    sweep("force=true")
+    assert records.load(first["id"])["test_accuracy"] != 0.25
+    _, out, _ = dpsweep(capsys, "report", "suite=two")
+    assert "2 other executions" in out and "0.25" in (home / "outputs/reports/two/records.csv").read_text()
+    dpsweep(capsys, "report", "suite=two", "executions=last")
+    assert "0.25" not in (home / "outputs/reports/two/records.csv").read_text()
+
+
 def test_several_versions_are_told_in_one_line(home, capsys):
     _, plan, records = sweep()
     record = records.load(plan.tasks[0].id)
