@@ -161,8 +161,7 @@ class _Shelf:
         self._stored: dict[str, Any] = {}
 
     def reference(self, task: Task) -> Any:
-        """A reference to the task's dataset, or None where nodes read their own (or where this machine can't read it: then
-        the worker tells why in the task's record)."""
+        """A reference to the task's dataset, or None where nodes read their own, or this machine can't read it."""
         import ray
 
         from dpsweep.runner import data_key, read_data
@@ -172,7 +171,7 @@ class _Shelf:
             if self._ships and key not in self._stored:
                 try:
                     self._stored[key] = ray.put(read_data(key, self._data_dir))
-                except UsageError:
+                except Exception:  # whatever a reader raises: the worker meets it too, and it becomes the task's record
                     self._stored[key] = None
             return self._stored.get(key)
 
@@ -242,7 +241,7 @@ class _Seat(threading.Thread):
 
         records = Records(settings.output_dir)
         records.note(task.id, self._host)
-        record, weights = ray.get(self._worker.run.remote(task, alone, self._shelf.reference(task)))
+        record, weights = ray.get(self._worker.run.remote(task, settings, alone, self._shelf.reference(task)))
         if weights is not None:
             records.write_model(task.id, weights)
         return record
@@ -267,15 +266,14 @@ class _Worker:
 
         for module in HEAVY:
             importlib.import_module(module)
-        data_dir = settings.data_dir if settings.data_dir.is_dir() else Path(default_data_dir())
-        self._settings = replace(settings, data_dir=data_dir)
+        self._data_dir = settings.data_dir if settings.data_dir.is_dir() else Path(default_data_dir())
         self._host = f"{socket.gethostname()} node {ray.get_runtime_context().get_node_id()[:12]}"
 
     def greet(self) -> tuple[str, str]:
         """Where this is, and which edition of dpsweep runs here."""
         return self._host, _edition()
 
-    def run(self, task: Task, alone: bool, dataset: Any) -> tuple[dict[str, Any], bytes | None]:
+    def run(self, task: Task, settings: Settings, alone: bool, dataset: Any) -> tuple[dict[str, Any], bytes | None]:
         """The record of a task, and its weights if they are to be kept; `dataset` is None where the node reads its own."""
         from dpsweep import runner
 
@@ -283,7 +281,7 @@ class _Worker:
             runner.given[runner.data_key(task.values)] = dataset
         try:
             with tempfile.TemporaryDirectory(prefix="dpsweep-") as folder:
-                settings = replace(self._settings, output_dir=Path(folder))
+                settings = replace(settings, output_dir=Path(folder), data_dir=self._data_dir)
                 records = Records(settings.output_dir)
                 records.prepare()
                 record = runner.run_task(task, settings, alone) | {"host": self._host}

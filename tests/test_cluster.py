@@ -55,7 +55,7 @@ def start(cluster, folder, *words):
     return subprocess.Popen([*command, f"output_dir={folder}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def until(true, seconds=60):
+def until(true, seconds=240):
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not happen in time"
@@ -73,7 +73,7 @@ def mine(tmp_path):
 
 def test_datasets_are_sent_weights_come_back_and_a_task_that_kills_its_worker_fails_alone(cluster, mine, tmp_path):
     run = start(cluster, tmp_path / "out", "suite=mixed", "save_model=true", "--config-dir", mine)
-    said, errors = run.communicate(timeout=90)
+    said, errors = run.communicate(timeout=300)
     assert run.returncode == 1, errors
     assert "2 of 4 tasks done, 2 failed" in said and "Raylet" not in said
     records = {(r["mechanism"], r["seed"]): r for r in Records(tmp_path / "out").scan().records}
@@ -92,7 +92,7 @@ def test_datasets_are_sent_weights_come_back_and_a_task_that_kills_its_worker_fa
 def test_nodes_read_their_own_data_if_told_so(cluster, mine, tmp_path):
     words = ["suite=mixed", "mechanism=gaussian", "executor.data=node", "workers=1"]
     run = start(cluster, tmp_path / "out", *words, "--config-dir", mine)
-    _, errors = run.communicate(timeout=90)
+    _, errors = run.communicate(timeout=300)
     assert run.returncode == 0, errors
     first, second = Records(tmp_path / "out").scan().records
     assert first["data_source"] == second["data_source"] != f"read by {run.pid}"
@@ -100,7 +100,7 @@ def test_nodes_read_their_own_data_if_told_so(cluster, mine, tmp_path):
 
 def test_what_no_node_can_hold_is_refused_and_so_are_keys_that_make_no_sense(cluster, tmp_path, capsys):
     run = start(cluster, tmp_path / "out", "suite=quickstart", "executor.gpus=1")
-    assert "no node of the cluster has 1 cores and 1 GPUs" in run.communicate(timeout=90)[1] and run.returncode == 2
+    assert "no node of the cluster has 1 cores and 1 GPUs" in run.communicate(timeout=300)[1] and run.returncode == 2
     assert main(["run", "executor=ray", "threads=2", f"output_dir={tmp_path}"]) == 2
     assert "Write executor.cpus=2" in capsys.readouterr().err
     assert main(["run", "executor=ray", "executor.gpus=1.5", f"output_dir={tmp_path}"]) == 2
@@ -115,7 +115,7 @@ def test_ctrl_c_once_finishes_what_runs(cluster, tmp_path):
     until(lambda: records.scan().records and records.running())
     atwork = set(records.running())
     run.send_signal(signal.SIGINT)
-    _, errors = run.communicate(timeout=60)
+    _, errors = run.communicate(timeout=300)
     assert run.returncode == 130 and "finishing what runs" in errors
     done = {record["id"] for record in records.scan().records}
     assert atwork <= done and len(done) < 9
@@ -131,7 +131,7 @@ def test_a_killed_node_costs_nothing_but_its_running_task(cluster, tmp_path):
     until(lambda: on_both() and any(note["host"].endswith(doomed) for note in records.running().values()))
     (task,) = (name for name, note in records.running().items() if note["host"].endswith(doomed))
     cluster.kill()
-    _, errors = run.communicate(timeout=90)
+    _, errors = run.communicate(timeout=300)
     assert run.returncode == 0, errors
     found = {record["id"]: record for record in records.scan().records}
     assert len(found) == 9 and {record["status"] for record in found.values()} == {"done"}

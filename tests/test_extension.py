@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import venv
@@ -64,14 +65,14 @@ def test_the_readme_suite_is_valid(tmp_path):
 
 
 def test_every_command_of_the_readme_is_understood():
-    """The examples of `dpsweep run|plan|calibrate` name options that exist."""
+    """The examples of `dpsweep run|plan|status|calibrate` name options that exist."""
     from dpsweep.config import Composer
     from dpsweep.tasks import enumerate_tasks
 
-    lines = re.findall(r"^dpsweep (?:run|plan|calibrate) ([^#\n]*)", README.replace("\\\n", " "), re.M)
+    lines = re.findall(r"^dpsweep (?:run|plan|status|calibrate) ([^#\n]*)", README.replace("\\\n", " "), re.M)
     assert len(lines) >= 6
     for line in lines:
-        words = line.split()
+        words = shlex.split(line)
         if "--help" in words or "--config-dir" in words:
             continue
         assert enumerate_tasks([w for w in words if w != "-m"], Composer(), "-m" in words).tasks
