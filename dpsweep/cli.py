@@ -312,7 +312,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     for task in plan.tasks:
         mechanism, schedule, account, found = plan_of(task.values)
         words = mechanism.calibrated(found, schedule, account, target_of(task.values))
-        nothing = f"{task.labels['mechanism']} adds no noise, so there is nothing to calibrate"
+        nothing = f"{task.labels['mechanism']} adds no noise (epsilon=none), so there is nothing to calibrate"
         print(f"{task.labels['dataset']}: {words or nothing}")
     return 0
 

@@ -239,7 +239,7 @@ def guarantee_fields(guarantee: Guarantee, seeded: bool) -> dict[str, Any]:
         guarantee = replace(guarantee, epsilon=None, epsilon_if_secure=guarantee.epsilon, reason="noise was seeded", text=text)
     elif seeded and guarantee.epsilon_claimed is not None:
         text = f"{guarantee.text} The noise was seeded, so that not even the claim holds."
-        guarantee = replace(guarantee, reason=f"{guarantee.reason}; and the noise was seeded", text=text)
+        guarantee = replace(guarantee, epsilon_claimed=None, reason=f"{guarantee.reason}; and the noise was seeded", text=text)
     fields = asdict(guarantee)
     return fields | {"guarantee_reason": fields.pop("reason"), "guarantee_text": fields.pop("text")}
 

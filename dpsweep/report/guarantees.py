@@ -46,6 +46,9 @@ def shortfall(run: Run) -> tuple[str, str, str] | None:
             return "‡", text, f"ε={bound(record['epsilon_if_secure'])}"
         if record["epsilon_claimed"] is None:
             return "†", f"no proved ε: {_reason(record)}", ""
+        if target is not None and not math.isclose(record["epsilon_claimed"], target, rel_tol=1e-3):
+            own = f"its claim at the run's own schedule is ε={record['epsilon_claimed']:.4g}, not the column's"
+            return "†", f"no proved ε: {_reason(record)}; {own}", ""
         return "†", f"no proved ε: {_reason(record)}; merely claimed:", f"ε={record['epsilon_claimed']:g}"
     if target is not None and proved > target * (1 + 1e-9):
         return "§", "proved, and more than the target:", f"ε={bound(proved)}"

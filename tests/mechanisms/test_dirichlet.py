@@ -305,6 +305,7 @@ def test_seeded_noise_leaves_not_even_the_claim():
     record = record_of("mechanism=dirichlet", "epsilon=2", "noise.source=seeded")
     assert record["epsilon_if_secure"] is None and "seeded" in record["guarantee_reason"]
     assert "not even the claim" in record["guarantee_text"]
+    assert record["epsilon_claimed"] is None
 
 
 def test_the_mean_takes_no_budget_and_learns():

@@ -126,3 +126,11 @@ def test_guarantees_in_words_are_counted():
 def test_unprotected_fields_are_listed_by_dataset():
     records = [record(task()), record(task(seed=2), unprotected=["batch_sizes"]), record(task("heart"), unprotected=[])]
     assert guarantees.unprotected(join([], records)) == [("digits", ["batch_sizes", "training_loss"])]
+
+
+def test_a_claim_that_is_not_its_columns_is_told_apart():
+    one, other = task(epsilon=2.0, seed=1, mechanism="dirichlet"), task(epsilon=2.0, seed=2, mechanism="dirichlet")
+    records = [unproved(one, "samples are kept"), unproved(other, "samples are kept") | {"epsilon_claimed": 1.84127}]
+    found = [guarantees.shortfall(run) for run in join([one, other], records).runs]
+    assert found[0] == ("†", "no proved ε: samples are kept; merely claimed:", "ε=2")
+    assert "its claim at the run's own schedule is ε=1.841, not the column's" in found[1][1]

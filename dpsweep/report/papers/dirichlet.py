@@ -98,7 +98,8 @@ def comparison(evidence: Evidence, stage: str, name: str) -> list[Table]:
         for d, e in rows
     }
     labels = {(d, e): (evidence.title(d), "none" if e is None else f"{e:g}") for d, e in rows}
-    titles = [TITLES.get(method, method) for method in methods]
+    borrowed = {DIRICHLET: "Dirichlet (ε of r; claim: table 7)"} if stage in (CPU, SMOKE) else {}  # r of the paper's schedule
+    titles = [(TITLES | borrowed).get(method, method) for method in methods]
     caption = (
         f"{name.replace('_', ' ').capitalize()}. Test accuracy (%), mean ± sample SD over seeds. Columns are not equally "
         "private: DP-SGD's ε is proved for adding or removing a record; the Dirichlet mechanism's is merely claimed, for "
