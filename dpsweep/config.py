@@ -178,7 +178,7 @@ class Composer:
                 return OmegaConf.to_container(compose("config", overrides), resolve=True)  # type: ignore[return-value]
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             where = " ".join(o for o in overrides if not o.startswith("hydra."))
-            raise UsageError(f"the configuration {where} cannot be composed: {error}") from None
+            raise UsageError(f"the configuration {where} cannot be composed: {str(error) or error.__cause__}") from None
 
 
 def as_number(text: Any) -> float | int | None:
