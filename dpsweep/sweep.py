@@ -101,13 +101,13 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
     todo = [task for task in tasks if task.id in wanted]
     left = Counter(task.id in status.done for task in tasks if task.id not in wanted)
     result = Result(done=left[True], failed=left[False])
+    if result.failed:
+        say(f"failed tasks are left as they are (retry=none): {result.failed}")
     if not todo:
         return result
     preflight(todo, settings)
     if result.done:
         say(f"{result.done} of {len(tasks)} tasks are done already; {len(todo)} to run")
-    if result.failed:
-        say(f"{result.failed} failed tasks are left as they are (retry=none)")
     public = all(task.values["dataset"].get("public", False) for task in todo)
     stale = [records.load(task.id) for task in todo if task.id in status.done or task.id in status.other_data]
     before = {record["id"]: record["checksum"] for record in stale if record is not None}  # done, and made anew
