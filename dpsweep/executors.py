@@ -6,6 +6,7 @@ each task that it finished, and starts nothing new once ``stop()`` is true. A wo
 
 from __future__ import annotations
 
+import contextlib
 import math
 import multiprocessing
 import os
@@ -246,7 +247,9 @@ def _serve(connection: Connection, settings: Settings, alone: bool) -> None:
             connection.send(None)  # it begins: not before all is imported
         except (EOFError, OSError):
             return
-        connection.send(attempt(task, settings, alone))
+        outcome = attempt(task, settings, alone)
+        with contextlib.suppress(OSError):  # nobody waits for it any more: the record is written
+            connection.send(outcome)
 
 
 def _leave_with_parent() -> None:

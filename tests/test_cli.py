@@ -132,6 +132,7 @@ def test_two_sweeps_at_once_run_nothing_twice(home):
     assert len(records(home)) == 12
     assert all("12 of 12 tasks done" in out for out, _ in ends)
     assert not (home / "outputs" / "records" / "superseded").exists()
+    assert {record["attempts"] for record in records(home).values()} == {1}
     assert len(ran) >= 12
 
 
