@@ -177,14 +177,15 @@ class _Worker:
         self.task: Task | None = None
         self.last: str | None = None
         self._since = math.inf  # when the task in hand began, by the clock of `seconds`
-        for tries_left in (2, 1, 0):
+        for pause in (0.2, 1.0, 3.0, None):
             self._process = context.Process(target=_serve, args=(theirs, settings, alone), daemon=True)
             try:
                 self._process.start()
                 break
             except (EOFError, OSError) as error:  # the fork server was killed; the next start makes another
-                if not tries_left:
+                if pause is None:
                     raise ChildProcessError("worker processes can't be started: what starts them is killed each time") from error
+                time.sleep(pause)  # while it dies it still counts as running
         theirs.close()
 
     def give(self, task: Task) -> bool:
