@@ -228,7 +228,7 @@ def with_repeated(guarantee: Guarantee, plan: Plan) -> Guarantee:
     if guarantee.epsilon is None:
         return replace(guarantee, text=f"{text}whoever read it knows more than any claim here covers.")
     claimed = max(guarantee.epsilon_claimed or 0.0, guarantee.epsilon)
-    text += "whoever read it has seen them too, so they are charged twice, and epsilon is above what was asked for."
+    text += "whoever read it has seen them too, so they are charged twice and epsilon is larger than the plan's."
     return replace(guarantee, epsilon_claimed=claimed, text=text)
 
 

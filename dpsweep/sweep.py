@@ -129,7 +129,7 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
                 interrupts.count = max(1, interrupts.count)
                 say("stopping at the first failure (on_error=stop): what runs is finished, nothing new is started")
 
-        for outcome in _outcomes(todo, settings, records, interrupts, progress):
+        for outcome in _outcomes(todo, settings, records, interrupts, progress, before):
             if outcome.status == "lost":
                 outcome = _record_loss(outcome, settings, records, before)
             if not interrupts.count and _deserves_another(outcome, settings):
@@ -139,7 +139,7 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
                 settle(outcome)
         for starved, how in ((False, settings), (True, settings.with_less_memory())):
             second = [outcome.task for outcome in again.values() if outcome.starved == starved]
-            for outcome in _outcomes(second, how, records, interrupts, progress):
+            for outcome in _outcomes(second, how, records, interrupts, progress, before):
                 if outcome.status == "lost":
                     outcome = _record_loss(outcome, settings, records, before)
                 del again[outcome.task.id]
@@ -205,8 +205,9 @@ def preflight(tasks: list[Task], settings: Settings) -> None:
 
 
 def _outcomes(todo: list[Task], settings: Settings, records: Records, interrupts: _Interrupts,
-              progress: _Progress) -> Iterator[Outcome]:  # fmt: skip
-    """Run rounds until nothing is left: a task that another process holds is waited for, and taken over if it dies."""
+              progress: _Progress, before: Mapping[str, str]) -> Iterator[Outcome]:  # fmt: skip
+    """Run rounds until nothing is left: a task that another process holds is waited for, and taken over if it dies. A done record
+    that was there `before` (checksums by id) is not what is waited for."""
     inline = len(todo) == 1 and not settings.task_timeout and settings.executor["name"] == "pool"  # a worker would cost its start
     module, _, name = ("dpsweep.executors.Inline" if inline else settings.executor["_target_"]).rpartition(".")
     executor = getattr(importlib.import_module(module), name)(settings)
@@ -229,7 +230,7 @@ def _outcomes(todo: list[Task], settings: Settings, records: Records, interrupts
             time.sleep(0.3)
             for task in list(elsewhere):
                 record = records.load(task.id)
-                if record is not None and record["status"] == "done":
+                if record is not None and record["status"] == "done" and record["checksum"] != before.get(task.id):
                     elsewhere.remove(task)
                     yield Outcome(task, "done", record)
                 elif not records.claimed(task.id):
