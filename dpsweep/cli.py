@@ -250,6 +250,7 @@ def _report(options: argparse.Namespace) -> int:
     from dpsweep import provenance
     from dpsweep.records import Records
     from dpsweep.report.render import build, build_parts
+    from dpsweep.tasks import labels_of
 
     plan, _ = _tasks(options)
     records = Records(plan.settings.output_dir)
@@ -259,50 +260,43 @@ def _report(options: argparse.Namespace) -> int:
         tasks = [{"id": task.id, **task.labels} for task in plan.tasks]
     else:
         title, about, spec = "all", f"every record in {records.folder}", {}
-        labels = (
-            "id",
-            "dataset",
-            "model",
-            "mechanism",
-            "optimizer",
-            "accountant",
-            "target_epsilon",
-            "target_noise_multiplier",
-            "seed",
-            "run",
-            "repeat",
-            "claim_only",
-            "config",
-        )
-        tasks = [{key: record.get(key) for key in labels} for record in scan.records if provenance.of_this_protocol(record)]
+        mine = filter(provenance.of_this_protocol, scan.records)
+        tasks = [{**{key: r[key] for key in ("id", "claim_only", "config")}, **labels_of(r["config"])} for r in mine]
     if not {record["id"] for record in scan.records} & {task["id"] for task in tasks}:
         run = f"dpsweep run suite={title}" if plan.suite else "dpsweep run ..."
         raise UsageError(
             f"{records.folder} holds no record of {title}: run it first ({run}), or name its folder: output_dir=PATH"
         )
-    ids = {task["id"] for task in tasks}
-    records_of = [record for record in scan.records if record["id"] in ids]
-    known = plan.tasks if plan.suite is not None else []
-    other_data = provenance.of_one_data(
-        records_of, lambda group: provenance.made_of_other_data(known, group, plan.settings.data_dir)
-    )
-    records_of = [record for record in records_of if record["id"] not in other_data]
-    several = {r["id"]: made for r in records_of if r["status"] == "done" and len(made := records.executions(r)) > 1}
-    which = plan.settings.executions
-    records_of = [several[r["id"]][0 if which == "first" else -1] if r["id"] in several else r for r in records_of]
-    again = sum(len(made) - 1 for made in several.values())
-    others = [f"{again} other executions of tasks that force=true ran again (shown is the {which}: executions=first or last)"]
-    left_out = [*(others if several else []), *provenance.summed_up(other_data), *provenance.strangers(tasks, scan.records)]
+    standing, left_out = _standing(plan, {task["id"] for task in tasks}, scan.records, records)
+    left_out += provenance.strangers(tasks, scan.records)
     out_dir = plan.settings.output_dir / "reports" / title
     if plan.part and plan.table is None:  # a part of a suite has a page of its own: the whole suite's stays
         out_dir = out_dir.with_name(f"{title} {plan.part}".replace(" ", "-")[:150])
         title, about = f"{title} ({plan.part})", f"A part of the suite. {about}"
     if plan.table is not None:
-        report = build_parts(plan.table, tasks, records_of, spec, out_dir, left_out)
+        report = build_parts(plan.table, tasks, standing, spec, out_dir, left_out)
     else:
-        report = build(title, about, tasks, records_of, scan.damaged, spec, out_dir, left_out)
+        report = build(title, about, tasks, standing, scan.damaged, spec, out_dir, left_out)
     print(report.text)
     return 0 if report.complete else 1
+
+
+def _standing(plan: Plan, ids: set[str], found: list[dict[str, Any]], records: Records) -> tuple[list[dict[str, Any]], list[str]]:
+    """The records that a report of some tasks is made of, one an id; and in words, what of theirs it leaves out."""
+    from dpsweep import provenance
+
+    mine = [record for record in found if record["id"] in ids]
+    known = plan.tasks if plan.suite is not None else []
+    other_data = provenance.of_one_data(mine, lambda group: provenance.made_of_other_data(known, group, plan.settings.data_dir))
+    mine = [record for record in mine if record["id"] not in other_data]
+    earlier = records.superseded()
+    several = {r["id"]: made for r in mine
+               if r["id"] in earlier and r["status"] == "done" and len(made := records.executions(r)) > 1}  # fmt: skip
+    which = plan.settings.executions
+    mine = [several[r["id"]][0 if which == "first" else -1] if r["id"] in several else r for r in mine]
+    again = sum(len(made) - 1 for made in several.values())
+    others = [f"{again} other executions of tasks that force=true ran again (shown is the {which}: executions=first or last)"]
+    return mine, [*(others if several else []), *provenance.summed_up(other_data)]
 
 
 def _calibrate(options: argparse.Namespace) -> int:

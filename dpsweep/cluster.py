@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep.errors import UsageError
-from dpsweep.executors import HEAVY, Outcome, Stop, TaskQueue, affinity
+from dpsweep.executors import HEAVY, Outcome, Stop, TaskQueue, affinity, ended
+from dpsweep.provenance import data_of
 from dpsweep.records import Records
 from dpsweep.tasks import PROTOCOL, Settings, Task, available_cores, default_data_dir
 
@@ -164,9 +165,9 @@ class _Shelf:
         """A reference to the task's dataset, or None where nodes read their own, or this machine can't read it."""
         import ray
 
-        from dpsweep.runner import data_key, read_data
+        from dpsweep.runner import read_data
 
-        key = data_key(task.values)
+        key = data_of(task.values)
         with self._lock:
             if self._ships and key not in self._stored:
                 try:
@@ -233,7 +234,7 @@ class _Seat(threading.Thread):
                 if not self._ended:
                     self._board.lost(task, _reason(error))
                 return
-            self._board.finished(Outcome(task, status, record))
+            self._board.finished(ended(task, status, record))
 
     def _remotely(self, task: Task, settings: Settings, alone: bool) -> dict[str, Any]:
         """Run a task in the worker; the weights are put beside the place of the record."""
@@ -278,7 +279,7 @@ class _Worker:
         from dpsweep import runner
 
         if dataset is not None:
-            runner.given[runner.data_key(task.values)] = dataset
+            runner.given[data_of(task.values)] = dataset
         try:
             with tempfile.TemporaryDirectory(prefix="dpsweep-") as folder:
                 settings = replace(settings, output_dir=Path(folder), data_dir=self._data_dir)

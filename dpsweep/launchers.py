@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep.errors import UsageError
-from dpsweep.executors import HEAVY, Outcome, Stop
+from dpsweep.executors import HEAVY, Outcome, Stop, ended
 from dpsweep.records import Records
 from dpsweep.tasks import Settings, Task
 
@@ -47,7 +47,7 @@ class Hydra:
         for task in tasks:
             record = records.load(task.id)
             if record is not None:
-                yield Outcome(task, record["status"], record)
+                yield ended(task, record["status"], record)
             elif records.claimed(task.id):
                 yield Outcome(task, "claimed")
             else:

@@ -15,7 +15,8 @@ Record = dict[str, Any]
 
 
 def data_of(config: Mapping[str, Any]) -> str:
-    """What decides the data that a configuration trains on: equal keys mean one fingerprint, as long as the files stay."""
+    """What decides the data that a configuration, canonical or whole, trains on: equal keys mean one fingerprint, as long as the
+    files stay."""
     return json.dumps([config["dataset"], config.get("split"), config.get("split_seed")], sort_keys=True)
 
 

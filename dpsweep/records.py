@@ -148,6 +148,10 @@ class Records:
         record, reason = read_record(self.path(name), name)
         return record if reason is None else None
 
+    def superseded(self) -> set[str]:
+        """The tasks that have records of earlier attempts."""
+        return {file.name.rsplit(".", 2)[0] for file in (self.folder / "superseded").glob("*.json")}
+
     def executions(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """The done records of a task that were made of the same data, the first execution first; the given one is the last."""
         name = record["id"]
@@ -244,13 +248,14 @@ class Records:
         return self._claims / f"{name}.running"
 
     def write_model(self, name: str, weights: bytes) -> None:
-        """Put the released weights of a task in their place, whole or not at all (the caller holds the claim)."""
-        partial = self.folder / f".{name}.{uuid.uuid4().hex}.tmp"
-        try:
-            partial.write_bytes(weights)
+        """Put the released weights of a task in their place, whole or not at all (the caller holds the claim).
+
+        Raises:
+            OutputError: the folder can't be written.
+        """
+        with self._writing(), self._partial(name) as partial:
+            write_through(partial, weights)
             os.replace(partial, self.model_path(name))
-        finally:
-            partial.unlink(missing_ok=True)
 
     def write(self, record: dict[str, Any], again: bool = False) -> dict[str, Any]:
         """Put a record in its place, whole or not at all, and return it as it stands there.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import json
 import math
-import os
 import platform
 import socket
 import time
@@ -23,6 +23,7 @@ from dpsweep.build import build, plan_of, target_class, target_of
 from dpsweep.errors import OutputError, UsageError
 from dpsweep.mechanisms.base import Guarantee, Plan
 from dpsweep.metrics import majority_accuracy
+from dpsweep.provenance import data_of
 from dpsweep.records import FIELDS, Records
 from dpsweep.tasks import Settings, Task
 
@@ -71,7 +72,7 @@ def _of_this_data(task: Task, record: dict[str, Any], settings: Settings) -> boo
     if record["data_fingerprint"] is None:
         return True
     try:
-        dataset, _, _ = load_data(data_key(task.values), settings.data_dir, str(pick_device(settings.device)))
+        dataset, _, _ = load_data(data_of(task.values), settings.data_dir, str(pick_device(settings.device)))
     except UsageError:
         return True
     return bool(record["data_fingerprint"] == dataset.fingerprint)
@@ -127,7 +128,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     values = task.values
     device = pick_device(settings.device)
     mechanism, schedule, account, plan = plan_of(values)
-    dataset, x, y = load_data(data_key(values), settings.data_dir, str(device))
+    dataset, x, y = load_data(data_of(values), settings.data_dir, str(device))
     memory = MemoryGrowth(device)
     public = bool(values["dataset"].get("public", False))
     secure = task.config.get("noise", {}).get("source") == "secure"
@@ -149,7 +150,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
         )
     # An augmented record has new features in each step, so that none are kept.
     engine = "uncached" if values["augment"] and settings.engine == "default" else settings.engine
-    prepared = prepare(engine, model, x, f"{data_key(values)} {settings.data_dir}", settings.physical_batch)
+    prepared = prepare(engine, model, x, f"{data_of(values)} {settings.data_dir}", settings.physical_batch)
     randomness = Randomness.secure() if secure else checkpoint.randomness() or Randomness.seeded(task.config["seed"])
     hardening: Hardening = values["noise"]["hardening"] or "none"
     diagnostics = None
@@ -191,7 +192,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     guarantee = with_repeated(mechanism.guarantee(plan, trained.ledger, account, target), plan)
     metrics = evaluate_model(model, dataset, device)
     if settings.save_model:
-        save_model(model, Records(settings.output_dir).model_path(task.id))
+        Records(settings.output_dir).write_model(task.id, weights_of(model))
     return {
         "reference_size": schedule.reference_size, "sample_rate": str(schedule.sample_rate), "steps": plan.steps,
         "normalizer": schedule.normalizer, "delta": account.delta if asked else None,
@@ -275,16 +276,11 @@ def pick_device(name: str) -> Any:
     return torch.device(name)
 
 
-def data_key(values: dict[str, Any]) -> str:
-    """What decides the loaded data: equal keys share one copy in memory."""
-    return json.dumps([values["dataset"], values["split"], values["split_seed"]], sort_keys=True)
-
-
-given: dict[str, Any] = {}  # datasets that came from another machine, by `data_key`
+given: dict[str, Any] = {}  # datasets that came from another machine, by `data_of`
 
 
 def read_data(key: str, data_dir: Path) -> Any:
-    """The dataset of a key, from its files."""
+    """The dataset of a whole configuration's `data_of`, from its files."""
     node, split, split_seed = json.loads(key)
     dataset = build("dataset", node).load(data_dir, split, split_seed)
     dataset.check(tuple(node["shape"]), node["classes"])
@@ -325,18 +321,13 @@ def evaluate_model(model: Any, dataset: Any, device: Any) -> dict[str, float | N
     return evaluate(torch.cat(parts).numpy(), dataset.y_test)
 
 
-def save_model(model: Any, path: Path) -> None:
-    """The released weights as a state dict, to be read with ``torch.load(path, weights_only=True)``."""
+def weights_of(model: Any) -> bytes:
+    """The released weights as a state dict in a file, to be read with ``torch.load(path, weights_only=True)``."""
     import torch
 
-    partial = path.with_name(f".{path.stem}.{os.getpid()}.tmp")  # as Records calls what it sweeps up
-    try:
-        torch.save({name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}, partial)
-        os.replace(partial, path)
-    except (OSError, RuntimeError) as error:  # PyTorch's writer says it in a way of its own
-        raise OutputError.of(path.parent, error if isinstance(error, OSError) else OSError(str(error))) from None
-    finally:
-        partial.unlink(missing_ok=True)
+    buffer = io.BytesIO()
+    torch.save({name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}, buffer)
+    return buffer.getvalue()
 
 
 @functools.cache

@@ -129,9 +129,11 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
                 interrupts.count = max(1, interrupts.count)
                 say("stopping at the first failure (on_error=stop): what runs is finished, nothing new is started")
 
-        for outcome in _outcomes(todo, settings, records, interrupts, progress, before):
-            if outcome.status == "lost":
-                outcome = _record_loss(outcome, settings, records, before)
+        def recorded(tasks: list[Task], settings: Settings) -> Iterator[Outcome]:
+            for outcome in _outcomes(tasks, settings, records, interrupts, progress, before):
+                yield _record_loss(outcome, settings, records, before) if outcome.status == "lost" else outcome
+
+        for outcome in recorded(todo, settings):
             if not interrupts.count and _deserves_another(outcome, settings):
                 again[outcome.task.id] = outcome
                 progress.note(f"{_failure(outcome)}; it is tried once more after the others")
@@ -139,9 +141,7 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
                 settle(outcome)
         for starved, how in ((False, settings), (True, settings.with_less_memory())):
             second = [outcome.task for outcome in again.values() if outcome.starved == starved]
-            for outcome in _outcomes(second, how, records, interrupts, progress, before):
-                if outcome.status == "lost":
-                    outcome = _record_loss(outcome, settings, records, before)
+            for outcome in recorded(second, how):
                 del again[outcome.task.id]
                 settle(outcome)
         for outcome in again.values():  # broken off before their turn came

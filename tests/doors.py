@@ -20,10 +20,10 @@ def schedule(n=40, q=Fraction(1, 4), steps=6):
 
 
 def opened(mechanism, n=40, q=Fraction(1, 4), steps=6, sigma=1.0, records=None, model="dense", kind="table", engine="default",
-           seed=0, randomness=None, data=None):  # fmt: skip
-    """A model in float64, the plan at a noise multiplier, and the door to `records` of n random records (all: None)."""
-    network = make(model, kind)
-    x, y, _ = data or batch(network, kind, n)
+           seed=0, randomness=None, data=None, dtype=torch.float64):  # fmt: skip
+    """A model (in float64 unless told), the plan at a noise multiplier, and the door to `records` of n records (all: None)."""
+    network = make(model, kind, dtype)
+    x, y, _ = data or batch(network, kind, n, dtype)
     keep = slice(0, records) if not isinstance(records, list) else records
     numbers = schedule(n, q, steps)
     plan = mechanism.calibrate(numbers, Target(noise_multiplier=sigma), RDP)
@@ -71,6 +71,12 @@ def scripted(mechanism, plan, releases, optimizer=sgd, normalizer=1, model="logi
     door = Scripted(releases, normalizer)
     door.state = mechanism.start(plan, make(model, "table"), optimizer)
     return door.state, door
+
+
+def written_out(row):
+    """The matrix of a row map, in float64."""
+    u, w = row.basis.double(), row.weights.double()
+    return row.rest * torch.eye(len(u), dtype=torch.float64) + u @ torch.diag(w - row.rest) @ u.T
 
 
 def size(model="logistic_raw", kind="table"):

@@ -16,6 +16,7 @@ from dpsweep.mechanisms.base import (
     Schedule,
     State,
     Target,
+    counted,
     dp_sgd_events,
     of_target,
 )
@@ -88,10 +89,7 @@ class Anisotropic(Mechanism):
             found += f"gives epsilon {plan.epsilon(account):.6f}{of_target(target)} at s_min >= {self.bound:g}"
         else:
             found += f"gives a claim of epsilon {self._claim(plan, account, target):.6f}; nothing is proved, since {_REASON}"
-        return (
-            f"{found}, delta {account.delta:g} ({account.accountant.upper()}; q = {schedule.sample_rate}, T = {schedule.steps}, "
-            f"N0 = {schedule.reference_size}, m0 = {schedule.normalizer})"
-        )
+        return f"{found}, {counted(account, schedule)}"
 
     def start(self, plan: Plan, model: torch.nn.Module, optimizer: Optimizer | None) -> State:
         """No map yet."""

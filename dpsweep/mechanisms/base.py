@@ -325,9 +325,8 @@ class Mechanism:
         if plan.noise_multiplier is None:
             return None
         return (
-            f"sigma {plan.noise_multiplier:.6f} gives epsilon {plan.epsilon(account):.6f}{of_target(target)} at delta "
-            f"{account.delta:g} ({account.accountant.upper()}; q = {schedule.sample_rate}, T = {schedule.steps}, "
-            f"N0 = {schedule.reference_size}, m0 = {schedule.normalizer})"
+            f"sigma {plan.noise_multiplier:.6f} gives epsilon {plan.epsilon(account):.6f}{of_target(target)} at "
+            f"{counted(account, schedule)}"
         )
 
     def start(self, plan: Plan, model: torch.nn.Module, optimizer: Optimizer | None) -> State:
@@ -359,6 +358,14 @@ class Mechanism:
 def dp_sgd_events(sample_rate: Fraction, noise_multiplier: float) -> tuple[Event, ...]:
     """What a step charges that releases one clipped sum of one Poisson batch."""
     return (SampledGaussian(sample_rate, noise_multiplier),)
+
+
+def counted(account: Account, schedule: Schedule) -> str:
+    """How privacy is counted, and over which schedule, in words."""
+    return (
+        f"delta {account.delta:g} ({account.accountant.upper()}; q = {schedule.sample_rate}, T = {schedule.steps}, "
+        f"N0 = {schedule.reference_size}, m0 = {schedule.normalizer})"
+    )
 
 
 def of_target(target: Target | None) -> str:

@@ -12,7 +12,7 @@ worse. (The likelihood ratio of x depends on d through S^-1 d alone, and equalit
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -111,12 +111,12 @@ class Anisotropy:
         """S^-1 times a flat vector."""
         return self._mapped(vector, RowMap.inverse)
 
-    def _mapped(self, vector: Tensor, how: object) -> Tensor:
+    def _mapped(self, vector: Tensor, how: Callable[[RowMap, Tensor], Tensor]) -> Tensor:
         out = vector.clone()
         for piece, row in zip(out.split(self._sizes), self.maps, strict=True):
             if row is not None:
                 rows = piece.view(-1, len(row.basis))
-                rows.copy_(how(row, rows))  # type: ignore[operator]
+                rows.copy_(how(row, rows))
         return out
 
 

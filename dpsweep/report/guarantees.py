@@ -82,7 +82,7 @@ def epsilon_table(results: Results) -> Table:
     for (mechanism, budget), records in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1].order)):
         reasons = dict.fromkeys(_reason(record) for record in records if record["epsilon"] is None)
         claimed, proved, secure, realised = (
-            _range(records, key) for key in ("epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised")
+            spent(records, key) for key in ("epsilon_claimed", "epsilon", "epsilon_if_secure", "epsilon_realised")
         )
         proved += "".join(notes.mark("", reason) for reason in reasons)
         relations = sorted({f"{r['adjacency']}, {r['protects']}" for r in records if r["adjacency"]})
@@ -101,7 +101,8 @@ def _reason(record: Record) -> str:
     return record["guarantee_reason"] or "no reason was recorded"
 
 
-def _range(records: Sequence[Record], key: str) -> str:
+def spent(records: Sequence[Record], key: str) -> str:
+    """The range of an epsilon over records, rounded up; how many have one where not all do."""
     values = [record[key] for record in records if record[key] is not None]
     low, high = (bound(min(values)), bound(max(values))) if values else ("—", "—")
     text = low if low == high else f"{low}–{high}"

@@ -5,7 +5,7 @@ import dataclasses
 import hypothesis.strategies as st
 import pytest
 import torch
-from doors import RDP, opened, schedule, sgd
+from doors import RDP, opened, schedule, sgd, written_out
 from hypothesis import given, settings
 from zoo import COMPOSER, batch, make
 
@@ -16,7 +16,7 @@ from dpsweep.mechanisms.gaussian import Gaussian
 from dpsweep.mechanisms.hero import Hero, HeroClaimed
 from dpsweep.models.base import trained
 from dpsweep.privacy.accounting import SampledGaussian, epsilon
-from dpsweep.privacy.anisotropic import row_map
+from dpsweep.privacy.anisotropic import RowMap, row_map
 from dpsweep.privacy.ledger import LedgerError
 from dpsweep.privacy.noise import Randomness
 from dpsweep.training.loop import train
@@ -56,32 +56,15 @@ def maps_of(mechanism, model="dense", kind="table", seed=3):
     return mechanism._shape(state)
 
 
-def written_out(row):
-    u, w = row.basis.double(), row.weights.double()
-    return row.rest * torch.eye(len(u), dtype=torch.float64) + u @ torch.diag(w - row.rest) @ u.T
-
-
 @pytest.mark.parametrize("clip", ["l2", "mahalanobis"])
 @pytest.mark.parametrize("normalise", ["min", "trace", "max"])
 @pytest.mark.parametrize("model", ["dense", "rvfl", "cnn"])
 def test_an_isotropic_shape_is_dp_sgd_bit_for_bit(clip, normalise, model):
     ends = []
     for mechanism in (Isotropic(**(KEYS | {"clip": clip, "normalise": normalise, "s_floor": 1.0})), Gaussian(1.0)):
-        network, plan, data = _float32(mechanism, model)
+        network, plan, data = opened(mechanism, model=model, seed=5, dtype=torch.float32)
         ends.append(train(mechanism, plan, network, data, sgd).state.theta)
     assert torch.equal(*ends)
-
-
-def _float32(mechanism, model):
-    x, y, _ = batch(make(model, "table", torch.float32), "table", 40, torch.float32)
-    from dpsweep.training.engines import prepare
-    from dpsweep.training.loop import LoopData
-
-    network = make(model, "table", torch.float32)
-    numbers = schedule()
-    plan = mechanism.calibrate(numbers, Target(noise_multiplier=1.0), RDP)
-    ready = prepare("default", network, x, f"hero {id(mechanism)}", None)
-    return network, plan, LoopData(ready, y, network, plan, numbers.normalizer, Randomness.seeded(5), "none")
 
 
 @pytest.mark.parametrize(("direction", "ridge"), [("inverse", 1.0), ("inverse", 0.1), ("aligned", 1.0), ("aligned", 10.0)])
@@ -115,8 +98,7 @@ def test_sound_noise_is_never_below_its_bound_in_any_direction(keys, dtype, seed
     parameter = torch.nn.Parameter(matrix)
     row = mechanism._normalised(matrix.flatten(), parameter)
     assert row is not None and row[3] >= mechanism.bound
-    deviations = torch.linalg.svdvals(row[2] * torch.eye(columns, dtype=torch.float64)
-                                      + row[0].double() @ torch.diag(row[1].double() - row[2]) @ row[0].double().T)  # fmt: skip
+    deviations = torch.linalg.svdvals(written_out(RowMap(*row)))
     assert float(deviations.min()) >= mechanism.bound * (1 - 1e-12)
 
 

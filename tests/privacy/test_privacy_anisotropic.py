@@ -5,6 +5,7 @@ import math
 import hypothesis.strategies as st
 import pytest
 import torch
+from doors import written_out
 from hypothesis import given, settings
 
 from dpsweep.privacy.anisotropic import Anisotropy, row_map, three_digits
@@ -12,11 +13,6 @@ from dpsweep.privacy.anisotropic import Anisotropy, row_map, three_digits
 
 def orthonormal(n, k, seed, dtype=torch.float64):
     return torch.linalg.qr(torch.randn(n, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))[0].to(dtype)
-
-
-def written_out(row):
-    u, w = row.basis.double(), row.weights.double()
-    return row.rest * torch.eye(len(u), dtype=torch.float64) + u @ torch.diag(w - row.rest) @ u.T
 
 
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(0, 99), st.floats(0.05, 20))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpsweep.report import stats
-from dpsweep.report.guarantees import bound
+from dpsweep.report.guarantees import spent
 from dpsweep.report.load import METRICS, SECONDS, Metric, Run
 from dpsweep.report.markup import Footnotes, Table
 from dpsweep.report.paper import Evidence, Item, Needs, Paper, Place, published_rows
@@ -65,11 +65,9 @@ def _places(evidence: Evidence, stage: str) -> list[Place]:
     return sorted(found, key=key)
 
 
-def _spent(runs: Sequence[Run], field: str) -> str:
-    """The range of a field over the done runs, rounded up."""
-    values = [run.done[field] for run in runs if run.done and run.done.get(field) is not None]
-    low, high = (bound(min(values)), bound(max(values))) if values else ("—", "—")
-    return low if low == high else f"{low}–{high}"
+def _spent(runs: Sequence[Run], *fields: str) -> list[str]:
+    done = [run.done for run in runs if run.done]
+    return [spent(done, field) for field in fields]
 
 
 def _least(runs: Sequence[Run]) -> str:
@@ -91,7 +89,7 @@ def accuracy(evidence: Evidence) -> list[Table]:
             evidence.title(place.dataset), place.variant,
             f"{'claimed ' if place.model.startswith(CLAIMED) else ''}{place.epsilon:g}", place.model,
             cell_text(cell, ACCURACY, usual) + cell_marks(cell, notes), _against(evidence, place),
-            *(_spent(runs, field) for field in ("epsilon_claimed", "epsilon", "epsilon_realised")), _least(runs),
+            *_spent(runs, "epsilon_claimed", "epsilon", "epsilon_realised"), _least(runs),
         ])  # fmt: skip
     caption = (
         "Test accuracy (%), mean ± sample SD over seeds, and its mean paired difference to DP-SGD of the same model, optimizer "
@@ -130,7 +128,7 @@ def convergence(evidence: Evidence) -> list[Table]:
         rows.append([
             evidence.title(place.dataset), head, sigma, place.model, cell_text(cell, ACCURACY, usual) + cell_marks(cell, notes),
             cell_text(loss, LOSS, usual), str(diverged),
-            *(_spent(runs, f) for f in ("epsilon", "epsilon_realised")), _least(runs),
+            *_spent(runs, "epsilon", "epsilon_realised"), _least(runs),
         ])  # fmt: skip
     caption = (
         "At a given noise multiplier: accuracy (%) and loss on the test set at the end, runs that diverged, and what was spent. "
