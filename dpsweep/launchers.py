@@ -31,19 +31,25 @@ class Hydra:
         """Run the tasks, `tasks_per_job` in a job. Outcomes come when the launcher has ended.
 
         Raises:
-            UsageError: there is no such launcher here, or it has no such option.
+            UsageError: there is no such launcher here, it has no such option, or it failed before any task had begun.
         """
         if stop():
             return
         size = self._settings.executor["tasks_per_job"]
         jobs = [f"+tasks='{_pack(tasks[i : i + size])}'" for i in range(0, len(tasks), size)]
         reason = "its job ended without a record"
-        launcher = self._launcher()
+        launcher, records = self._launcher(), Records(self._settings.output_dir)
+        before = {task.id: records.load(task.id) for task in tasks}
         try:
             launcher.launch([[job] for job in jobs], initial_job_idx=0)
         except Exception as error:  # some job failed: what the others did is in the folder
-            reason += f" ({type(error).__name__}: {error})".replace("\n", " ")
-        records = Records(self._settings.output_dir)
+            told = f"{type(error).__name__}: {error}".replace("\n", " ")
+            if not any(records.begun(task.id) or records.load(task.id) != before[task.id] for task in tasks):
+                raise UsageError(
+                    f"executor.launcher={self._settings.executor['launcher']} failed before any task had begun: {told}. No "
+                    "record was written. Mend the launcher or its executor.options, or run here: executor=pool"
+                ) from None
+            reason += f" ({told})"
         for task in tasks:
             record = records.load(task.id)
             if record is not None:

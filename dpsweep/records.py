@@ -244,6 +244,10 @@ class Records:
                 found[file.stem] = note
         return found
 
+    def begun(self, name: str) -> bool:
+        """Whether a task runs, or was broken off by the end of its process."""
+        return self._note(name).exists()
+
     def _note(self, name: str) -> Path:
         return self._claims / f"{name}.running"
 

@@ -63,3 +63,20 @@ def test_a_job_without_a_record_is_a_failure_and_the_others_count(tmp_path, caps
 def test_mistakes_are_named(tmp_path, capsys, words, said):
     assert main([*WORDS, "executor=hydra", *words, f"output_dir={tmp_path}"]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_launcher_that_cannot_start_is_one_mistake_and_no_failed_task(tmp_path, capsys, monkeypatch, done):
+    from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+
+    def launch(self, job_overrides, initial_job_idx):
+        raise RuntimeError('Could not detect "srun",\nare you indeed on a slurm cluster?')
+
+    monkeypatch.setattr(BasicLauncher, "launch", launch)
+    words = [*WORDS, f"output_dir={tmp_path}"]
+    assert not done or main(words) == 0
+    assert main([*words, "executor=hydra", *(["force=true"] if done else [])]) == 2
+    assert 'executor.launcher=basic failed before any task had begun: RuntimeError: Could not detect "srun", are' in (
+        capsys.readouterr().err
+    )
+    assert [record["status"] for record in Records(tmp_path).scan().records] == ["done"] * 2 * done
