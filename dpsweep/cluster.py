@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep.errors import UsageError
-from dpsweep.executors import HEAVY, Outcome, Stop, TaskQueue, affinity, ended
+from dpsweep.executors import HEAVY, Outcome, Stop, TaskQueue, affinity, ended, overdue
 from dpsweep.provenance import data_of
 from dpsweep.records import Records
 from dpsweep.tasks import PROTOCOL, Settings, Task, available_cores, default_data_dir
@@ -38,6 +38,8 @@ DESERTED = 60.0  # seconds without any node that fits a task, after which it doe
 
 class Ray:
     """Workers of ``executor.cpus`` cores and ``executor.gpus`` GPUs each, as many as the cluster's nodes hold."""
+
+    ends_tasks = True  # that take too long
 
     def __init__(self, settings: Settings) -> None:
         wanted = settings.executor
@@ -217,7 +219,7 @@ class _Seat(threading.Thread):
         return True
 
     def _lead(self) -> None:
-        from ray.exceptions import RayError
+        from ray.exceptions import GetTimeoutError, RayError
 
         from dpsweep.runner import attempt
 
@@ -230,6 +232,9 @@ class _Seat(threading.Thread):
             last = affinity(task)
             try:
                 status, record = attempt(task, self._settings, alone=False, run=self._remotely)
+            except GetTimeoutError:  # the worker ends with this thread, and another takes its place
+                self._board.finished(overdue(task, self._settings))
+                return
             except RayError as error:  # its process, its node, or what it sent back is gone
                 if not self._ended:
                     self._board.lost(task, _reason(error))
@@ -242,7 +247,8 @@ class _Seat(threading.Thread):
 
         records = Records(settings.output_dir)
         records.note(task.id, self._host)
-        record, weights = ray.get(self._worker.run.remote(task, settings, alone, self._shelf.reference(task)))
+        running = self._worker.run.remote(task, settings, alone, self._shelf.reference(task))
+        record, weights = ray.get(running, timeout=settings.task_timeout)
         if weights is not None:
             records.write_model(task.id, weights)
         return record

@@ -111,7 +111,7 @@ class Pool:
                         yield outcome
                 for i, worker in enumerate(workers):
                     if settings.task_timeout and worker.seconds() > settings.task_timeout:
-                        yield worker.kill(f"it took longer than task_timeout={settings.task_timeout:g} s")
+                        yield overdue(worker.kill(), settings)
                         workers[i] = _Worker(context, settings, alone=count == 1)
         finally:
             for worker in workers:
@@ -124,6 +124,11 @@ def ended(task: Task, status: str, record: dict[str, Any] | None) -> Outcome:
 
     error = (record or {}).get("error") or {}
     return Outcome(task, status, record, starved=error.get("type") == OUT_OF_MEMORY)
+
+
+def overdue(task: Task, settings: Settings) -> Outcome:
+    """The outcome of a task that was ended since it took too long."""
+    return Outcome(task, "lost", reason=f"it took longer than task_timeout={settings.task_timeout:g} s", error="TaskTimeout")
 
 
 def affinity(task: Task) -> str:
@@ -220,13 +225,13 @@ class _Worker:
         self.task = None
         return ended(task, *message)
 
-    def kill(self, reason: str) -> Outcome:
-        """End the task in hand, and the worker with it."""
+    def kill(self) -> Task:
+        """End the task in hand, which is returned, and the worker with it."""
         task = self.task
         assert task is not None
         self.end()
         self.task = None
-        return Outcome(task, "lost", reason=reason, error="TaskTimeout")
+        return task
 
     def end(self) -> None:
         """Let an idle worker leave by itself; end a busy one."""

@@ -213,8 +213,8 @@ def _outcomes(todo: list[Task], settings: Settings, records: Records, interrupts
     executor = getattr(importlib.import_module(module), name)(settings)
     if settings.task_timeout and not getattr(executor, "ends_tasks", False):
         raise UsageError(
-            f"task_timeout={settings.task_timeout:g}: this executor can't end a task that takes too long. Use executor=pool, or "
-            "leave task_timeout out"
+            f"task_timeout={settings.task_timeout:g}: this executor can't end a task that takes too long. Use executor=pool or "
+            "ray, or leave task_timeout out"
         )
     while todo and not interrupts.count:
         elsewhere: list[Task] = []

@@ -22,10 +22,11 @@ MINE = {
     "dataset/told.yaml": "name: told\n_target_: mine_cluster.Told\nkind: table\nshape: [60]\nclasses: 2\nreference_size: 398\n"
     "public: true\nschedule: {batch_size: 64, epochs: 1}\n",
     "mechanism/deadly.yaml": "name: deadly\n_target_: mine_cluster.Deadly\nmax_grad_norm: 1.0\n",
+    "mechanism/stuck.yaml": "name: stuck\n_target_: mine_cluster.Stuck\nmax_grad_norm: 1.0\n",
     "suite/mixed.yaml": "name: mixed\ngrids:\n  - {dataset: told, model: logistic_raw, epochs: 1, epsilon: 1, "
     "mechanism: [gaussian, deadly], seed: [1, 2]}\n",
     "mine_cluster.py": """
-import os, signal
+import os, signal, time
 from dataclasses import replace
 from dpsweep.datasets.builtin import BreastCancer
 from dpsweep.mechanisms.gaussian import Gaussian
@@ -37,6 +38,10 @@ class Told(BreastCancer):
 class Deadly(Gaussian):
     def step(self, state, data):
         os.kill(os.getpid(), signal.SIGKILL)
+
+class Stuck(Gaussian):
+    def step(self, state, data):
+        time.sleep(3600)
 """,
 }
 
@@ -96,6 +101,17 @@ def test_nodes_read_their_own_data_if_told_so(cluster, mine, tmp_path):
     assert run.returncode == 0, errors
     first, second = Records(tmp_path / "out").scan().records
     assert first["data_source"] == second["data_source"] != f"read by {run.pid}"
+
+
+def test_a_task_that_hangs_is_ended_and_may_be_tried_again(cluster, mine, tmp_path):
+    words = ["dataset=told", "model=logistic_raw", "mechanism=stuck", "epochs=1", "epsilon=1", "task_timeout=5", "--config-dir"]
+    for attempts, retry in ((1, "none"), (2, "failed")):
+        run = start(cluster, tmp_path / "out", *words, mine, f"retry={retry}")
+        said, errors = run.communicate(timeout=300)
+        assert run.returncode == 1, errors
+        (record,) = Records(tmp_path / "out").scan().records
+        assert record["error"]["type"] == "TaskTimeout" and record["attempts"] == attempts
+        assert "longer than task_timeout=5 s" in record["error"]["message"]
 
 
 def test_what_no_node_can_hold_is_refused_and_so_are_keys_that_make_no_sense(cluster, tmp_path, capsys):
