@@ -179,7 +179,7 @@ def statements(evidence: Evidence) -> list[Table]:
 
 PAPER = Paper(
     name="dp_hero",
-    title="DP-Hero",
+    title="Revisiting Privacy-Utility Trade-off for DP Training with Pre-existing Knowledge (DP-Hero)",
     metrics={"accuracy": ACCURACY},
     locate=locate,
     published=dict,
