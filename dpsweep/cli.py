@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -168,6 +169,7 @@ def _run(options: argparse.Namespace) -> int:
     elif plan.suite:
         where = f" table={plan.table}" if plan.table else ""
         where += "" if str(plan.settings.output_dir) == "outputs" else f" output_dir={plan.settings.output_dir}"
+        where += "".join(f" --config-dir {shlex.quote(folder)}" for folder in options.config_dir)
         print(f"tables and figures: dpsweep report suite={plan.suite['name']}{where}")
     return result.exit_code
 
@@ -177,8 +179,8 @@ def _remarks(task: Task, settings: Settings, record: dict[str, Any], records: Re
     public = bool(task.values["dataset"].get("public", False))
     if record["public"] != public:
         print(f"  note       this record was made with dataset.public={str(record['public']).lower()} and is shown as it is")
-    if settings.save_model and record["status"] == "done" and not records.model_path(task.id).exists():
-        print("  note       it was made without save_model=true, so its weights are gone; run=LABEL makes another execution")
+    if settings.save_model and record["status"] == "done" and (missing := records.weights_of(record)[1]):
+        print(f"  note       {missing}")
 
 
 def _plan(options: argparse.Namespace) -> int:

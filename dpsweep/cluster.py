@@ -15,15 +15,13 @@ import queue
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dpsweep.errors import UsageError
 from dpsweep.executors import HEAVY, Outcome, Stop, TaskQueue, affinity, ended, overdue
@@ -241,17 +239,22 @@ class _Seat(threading.Thread):
                 return
             self._board.finished(ended(task, status, record))
 
-    def _remotely(self, task: Task, settings: Settings, alone: bool) -> dict[str, Any]:
-        """Run a task in the worker; the weights are put beside the place of the record."""
+    def _remotely(self, task: Task, settings: Settings, alone: bool, keep: Callable[[bytes], None]) -> dict[str, Any]:
+        """Run a task in the worker."""
         import ray
 
+        from dpsweep.runner import failed_record
+
         records = Records(settings.output_dir)
+        if records.checkpoints_of(task.id):
+            reason = "it has checkpoints here, which must be gone on from or charged for: run it with executor=pool"
+            return failed_record(task, settings, "UsageError", f"executor=ray: {reason}")
         records.note(task.id, self._host)
         running = self._worker.run.remote(task, settings, alone, self._shelf.reference(task))
         record, weights = ray.get(running, timeout=settings.task_timeout)
-        if weights is not None:
-            records.write_model(task.id, weights)
-        return record
+        for content in weights:
+            keep(content)
+        return cast(dict[str, Any], record)
 
     def end(self) -> None:
         """End the worker, whatever it does; its thread follows."""
@@ -280,26 +283,25 @@ class _Worker:
         """Where this is, and which edition of dpsweep runs here."""
         return self._host, _edition()
 
-    def run(self, task: Task, settings: Settings, alone: bool, dataset: Any) -> tuple[dict[str, Any], bytes | None]:
-        """The record of a task, and its weights if they are to be kept; `dataset` is None where the node reads its own."""
+    def run(self, task: Task, settings: Settings, alone: bool, dataset: Any) -> tuple[dict[str, Any], list[bytes]]:
+        """The record of a task, and its weights if they are to be kept; `dataset` is None where the node reads its own. Nothing
+        is put on the node's disk: should the record not come back, nobody has seen the run."""
         from dpsweep import runner
 
         if dataset is not None:
             runner.given[data_of(task.values)] = dataset
+        weights: list[bytes] = []
         try:
-            with tempfile.TemporaryDirectory(prefix="dpsweep-") as folder:
-                settings = replace(settings, output_dir=Path(folder), data_dir=self._data_dir)
-                records = Records(settings.output_dir)
-                records.prepare()
-                record = runner.run_task(task, settings, alone) | {"host": self._host}
-                weights = records.model_path(task.id)
-                return record, weights.read_bytes() if weights.exists() else None
+            settings = replace(settings, output_dir=Path(os.devnull), data_dir=self._data_dir)
+            return runner.run_task(task, settings, alone, weights.append) | {"host": self._host}, weights
         finally:
             runner.given.clear()  # what is used again stays in the runner's own memory of datasets
 
 
 def _edition() -> str:
-    return f"dpsweep {version('dpsweep')}, protocol {PROTOCOL}"
+    from dpsweep.runner import edition
+
+    return f"dpsweep {edition()}, protocol {PROTOCOL}"
 
 
 def _reason(error: Exception) -> str:

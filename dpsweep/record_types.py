@@ -84,7 +84,7 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(
         ("id", "status", "dataset", "model", "mechanism", "optimizer", "accountant", "run", "adjacency", "protects",
          "guarantee_reason", "guarantee_text", "noise_source", "data_fingerprint", "device", "engine", "started",
-         "finished", "host", "selection"),
+         "finished", "host", "selection", "weights_sha256"),
         TEXT,
     ),
     **dict.fromkeys(

@@ -35,7 +35,7 @@ FIELDS = (
     "features_cached", "seconds_setup", "seconds_total", "alone", "diagnostics", "curves", "trainable_parameters",
     "stored_parameters", "stored_bytes", "macs", "peak_memory_growth", "data_fingerprint", "data_official",
     "train_size", "unused_size", "test_size", "input_shape", "public", "unprotected", "versions", "threads", "device",
-    "engine", "started", "finished", "host", "attempts", "resumed_at", "error",
+    "engine", "started", "finished", "host", "attempts", "resumed_at", "weights_sha256", "error",
 )  # fmt: skip
 
 
@@ -133,6 +133,20 @@ class Records:
     def model_path(self, name: str) -> Path:
         """Where the released weights of a task lie, if they are kept."""
         return self.folder / f"{name}.pt"
+
+    def weights_of(self, record: dict[str, Any], path: Path | None = None) -> tuple[Path | None, str]:
+        """The file of a done record's weights (by default beside the task's record), or None and why there are none."""
+        path = path or self.model_path(record["id"])
+        again = "force=true with save_model=true trains another model"
+        if record["weights_sha256"] is None:
+            return None, f"it was made without save_model=true, so its weights are gone; {again}"
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            return None, f"its weights are lost ({error.strerror}), perhaps in a process that died just after the record; {again}"
+        if hashlib.sha256(content).hexdigest() != record["weights_sha256"]:
+            return None, f"{path.name} beside it holds other weights than the record tells of: of another run, edited or damaged"
+        return path, ""
 
     @property
     def checkpoints(self) -> Path:
@@ -235,7 +249,7 @@ class Records:
             try:
                 note = json.loads(file.read_bytes())
                 held = self.claimed(file.stem)
-            except PermissionError:  # another user's folder: the note is all that can be seen
+            except OutputError:  # a folder that can only be read: the note is all that can be seen
                 held = True
             except (OSError, ValueError):  # removed, or being written
                 continue
@@ -251,21 +265,13 @@ class Records:
     def _note(self, name: str) -> Path:
         return self._claims / f"{name}.running"
 
-    def write_model(self, name: str, weights: bytes) -> None:
-        """Put the released weights of a task in their place, whole or not at all (the caller holds the claim).
+    def write(self, record: dict[str, Any], again: bool = False, weights: bytes | None = None) -> dict[str, Any]:
+        """Put a record in its place, whole or not at all, then the released weights beside it, and return it as it stands there.
 
-        Raises:
-            OutputError: the folder can't be written.
-        """
-        with self._writing(), self._partial(name) as partial:
-            write_through(partial, weights)
-            os.replace(partial, self.model_path(name))
-
-    def write(self, record: dict[str, Any], again: bool = False) -> dict[str, Any]:
-        """Put a record in its place, whole or not at all, and return it as it stands there.
-
-        The caller holds the claim. The record of an earlier attempt is kept under ``superseded/`` and counted in
-        ``attempts``; if it is done it gives way to a done one alone, and that only if the task was meant to run `again`.
+        The caller holds the claim. The record of an earlier attempt is kept under ``superseded/``, with its weights, and counted
+        in ``attempts``; if it is done it gives way to a done one alone, and that only if the task was meant to run `again`.
+        Weights are on the disk only once the record is: a run that is cut off here and made anew would have released twice and
+        be charged once. Their room is taken before, so that a full disk stops both.
 
         Raises:
             FileExistsError: there is a done record of this task.
@@ -276,19 +282,38 @@ class Records:
         if earlier is not None and earlier["status"] == "done" and not (again and record["status"] == "done"):
             raise FileExistsError(f"{self.path(name)} holds a done record")
         attempts = 1 if earlier is None else (earlier["attempts"] or 1) + 1
-        record = {**record, "attempts": attempts, "schema": SCHEMA}
+        digest = None if weights is None else hashlib.sha256(weights).hexdigest()
+        record = {**record, "attempts": attempts, "schema": SCHEMA, "weights_sha256": digest}
         record["checksum"] = checksum(record)
         text = json.dumps(record, indent=1, allow_nan=False)
-        with self._writing(), self._partial(name) as partial:
+        with self._writing(), self._partial(name) as partial, self._partial(name) as room:
+            if weights is not None:
+                write_through(room, bytes(len(weights)))
             write_through(partial, text.encode())
-            if earlier is None:
-                os.link(partial, self.path(name))  # fails where a rename would replace
-            else:  # at any moment there is a whole record
-                os.link(self.path(name), self._aside(name, "superseded"))
-                os.replace(partial, self.path(name))
-            if record["status"] == "done":
-                self._forget_checkpoints(name)
+            self._place(partial, name, earlier is not None)
+            if weights is not None:
+                room.unlink()
+                write_through(room, weights)
+                os.replace(room, self.model_path(name))
         return record
+
+    def _place(self, partial: Path, name: str, replaces: bool) -> None:
+        """Make a file the record of a task, and what was there a superseded one; at any moment there is a whole record."""
+        weights = self.model_path(name)
+        if replaces or weights.exists():
+            aside = self._aside(name, "superseded" if replaces else "set-aside")
+            if replaces:
+                os.link(self.path(name), aside)
+            if weights.exists():
+                os.replace(weights, aside.with_suffix(".pt"))
+        if replaces:
+            os.replace(partial, self.path(name))
+        else:
+            os.link(partial, self.path(name))  # fails where a rename would replace
+        sync(self.folder)  # before checkpoints go, and with them what was charged twice
+        placed = self.load(name)
+        if placed is not None and placed["status"] == "done":
+            self._forget_checkpoints(name)
 
     def _forget_checkpoints(self, name: str) -> None:
         """Remove a task's checkpoints, once its done record stands: those that are younger are a later execution's."""
@@ -298,11 +323,13 @@ class Records:
                 file.unlink(missing_ok=True)
 
     def tidy(self, names: Iterable[str]) -> None:
-        """Remove checkpoints of done tasks that a process left which died just after writing the record."""
+        """Remove what a process left of done tasks that died just after writing the record."""
         with_files = {file.name.rsplit(".", 3)[0] for file in self.checkpoints.glob("*.*.*.*")}
+        with_files |= {file.name[1:].rsplit(".", 2)[0] for file in self.folder.glob(".*.*.tmp")}
         for name in with_files & set(names):
             with self.claim(name) as free:
                 if free:
+                    self.sweep_leftovers(name)
                     self._forget_checkpoints(name)
 
     @contextlib.contextmanager
@@ -315,9 +342,16 @@ class Records:
             partial.unlink(missing_ok=True)
 
     def sweep_leftovers(self, name: str) -> None:
-        """Remove what a killed attempt at this task left (the caller holds the claim)."""
+        """Finish or remove what a killed attempt at this task left (the caller holds the claim). A whole record of a done run is
+        put in its place: it told of a released model, and another run would be another release."""
         with self._writing():
             for leftover in self.folder.glob(f".{name}.*.tmp"):
+                found, _ = read_record(leftover, name)
+                there = self.load(name)
+                known = there is not None and found is not None and there["checksum"] == found["checksum"]
+                free = there is not None or not self.path(name).exists()
+                if found is not None and found["status"] == "done" and free and not known:
+                    self._place(leftover, name, there is not None)
                 leftover.unlink(missing_ok=True)
             self._note(name).unlink(missing_ok=True)
 
@@ -334,3 +368,12 @@ def write_through(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """See that the names in a folder are on the disk."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import inspect
 import io
 import json
@@ -12,7 +13,7 @@ import platform
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -34,7 +35,8 @@ UNPROTECTED = (
 )  # fmt: skip
 
 
-Run = Callable[[Task, Settings, bool], dict[str, Any]]  # makes a task's record, as `run_task` does
+Keep = Callable[[bytes], None]  # takes the released weights, if they are wanted
+Run = Callable[[Task, Settings, bool, Keep], dict[str, Any]]  # makes a task's record, as `run_task` does
 
 
 def attempt(task: Task, settings: Settings, alone: bool, run: Run | None = None) -> tuple[str, dict[str, Any] | None]:
@@ -52,16 +54,19 @@ def attempt(task: Task, settings: Settings, alone: bool, run: Run | None = None)
         with records.claim(task.id) as free:
             if not free:
                 return "claimed", None
+            records.sweep_leftovers(task.id)
             earlier = records.load(task.id)
             done_before = earlier is not None and earlier["status"] == "done"
             if earlier is not None and done_before and not settings.force and _of_this_data(task, earlier, settings):
                 return "done", earlier
-            records.sweep_leftovers(task.id)
+            if earlier is not None and not done_before and earlier["checksum"] not in settings.tried_again:
+                return "failed", earlier  # another process tried it since this sweep began
+            weights: list[bytes] = []
             with records.noted(task.id, socket.gethostname()):
-                record = (run or run_task)(task, settings, alone)
+                record = (run or run_task)(task, settings, alone, weights.append)
             if record["status"] == "failed" and done_before:
                 return "failed", record  # the done record stays
-            record = records.write(record, again=done_before)
+            record = records.write(record, done_before, *weights)
             return record["status"], record
     except OutputError as error:
         return "unwritten", failed_record(task, settings, "OutputError", str(error))
@@ -78,13 +83,13 @@ def _of_this_data(task: Task, record: dict[str, Any], settings: Settings) -> boo
     return bool(record["data_fingerprint"] == dataset.fingerprint)
 
 
-def run_task(task: Task, settings: Settings, alone: bool = True) -> dict[str, Any]:
-    """Train and evaluate; a failure is a record too, with its traceback."""
+def run_task(task: Task, settings: Settings, alone: bool = True, keep: Keep | None = None) -> dict[str, Any]:
+    """Train and evaluate; a failure is a record too, with its traceback. With save_model the weights go to `keep`."""
     clock = time.perf_counter()
     record = _blank(task, settings) | {"alone": alone}
     try:
         with _tuned(settings.threads):
-            record |= _train(task, settings, clock)
+            record |= _train(task, settings, clock, keep)
         record["status"] = "done"
     except OutputError:
         raise
@@ -111,7 +116,7 @@ def _blank(task: Task, settings: Settings) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
+def _train(task: Task, settings: Settings, clock: float, keep: Keep | None) -> dict[str, Any]:
     import torch
     import torch._dynamo  # an optimizer imports it at its first step: seconds that belong to no training time
 
@@ -132,8 +137,7 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
     memory = MemoryGrowth(device)
     public = bool(values["dataset"].get("public", False))
     secure = task.config.get("noise", {}).get("source") == "secure"
-    origin = {"versions": {name: versions()[name] for name in ("dpsweep", "torch")}, "secure": secure,
-              "noise_multiplier": plan.noise_multiplier, "data": dataset.fingerprint if public else None}  # fmt: skip
+    origin = {"code": _code_of(values), "secure": secure, "plan": _told(plan), "data": dataset.fingerprint if public else None}
     checkpoint = Checkpoint(Records(settings.output_dir), task.id, origin, settings.checkpoint_every)
     if secure:
         plan = replace(plan, repeated=tuple(checkpoint.lost))
@@ -191,8 +195,8 @@ def _train(task: Task, settings: Settings, clock: float) -> dict[str, Any]:
         )
     guarantee = with_repeated(mechanism.guarantee(plan, trained.ledger, account, target), plan)
     metrics = evaluate_model(model, dataset, device)
-    if settings.save_model:
-        Records(settings.output_dir).write_model(task.id, weights_of(model))
+    if settings.save_model and keep is not None:
+        keep(weights_of(model))
     return {
         "reference_size": schedule.reference_size, "sample_rate": str(schedule.sample_rate), "steps": plan.steps,
         "normalizer": schedule.normalizer, "delta": account.delta if asked else None,
@@ -330,16 +334,41 @@ def weights_of(model: Any) -> bytes:
     return buffer.getvalue()
 
 
+def _told(plan: Plan) -> list[Any]:
+    """A plan as plain values."""
+    events = [[event.to_json(), count] for event, count in plan.events()]
+    return [plan.steps, plan.max_grad_norm, plan.noise_multiplier, events]
+
+
+def _code_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """What tells the code that a task is computed by: versions, and the files of classes that may be the user's own."""
+    files = {group: inspect.getfile(target_class(group, values[group])) for group in ("dataset", "model", "mechanism")}
+    own = {group: hashlib.sha256(Path(file).read_bytes()).hexdigest() for group, file in files.items()}
+    return own | {name: versions()[name] for name in ("dpsweep", "torch")}
+
+
+_COMPUTING = ("mechanisms/*", "privacy/*", "training/*", "models/*", "datasets/*", "build", "metrics", "resources", "runner")
+
+
+@functools.cache
+def edition() -> str:
+    """The version of dpsweep, with a digest of the modules that compute results: two states of the code have two editions."""
+    here = Path(__file__).parent
+    files = sorted(file for part in _COMPUTING for file in here.glob(f"{part}.py"))
+    digest = hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in files))
+    return f"{version('dpsweep')}+{digest.hexdigest()[:10]}"
+
+
 @functools.cache
 def versions() -> dict[str, str]:
     """Versions of what computes the result."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in ("dpsweep", "torch", "opacus", "numpy", "scipy", "scikit-learn", "dp-accounting", "hydra-core"):
+    for package in ("torch", "opacus", "numpy", "scipy", "scikit-learn", "dp-accounting", "hydra-core"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
-    return found
+    return found | {"dpsweep": edition()}
 
 
 OUT_OF_MEMORY = "OutOfMemory"  # the type of every error that half the physical batch may mend

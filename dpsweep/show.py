@@ -26,8 +26,11 @@ def show(word: str, records: Records) -> str:
     if record is None:
         raise UsageError(f"show {word}: {path} is no valid record: {reason or 'there is no such file'}")
     text = [describe(record), f"  made       {_made(record)}", f"  record     {path}"]
-    if (weights := path.with_suffix(".pt")).exists():
+    weights, missing = records.weights_of(record, path.with_suffix(".pt"))
+    if weights:
         text.append(f"  weights    {weights}: torch.load(PATH, weights_only=True)")
+    elif record["weights_sha256"]:
+        text.append(f"  weights    {missing}")
     if trace := (record["error"] or {}).get("traceback"):
         text.append(f"\n{trace.rstrip()}")
     return "\n".join(text)

@@ -111,6 +111,7 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
     public = all(task.values["dataset"].get("public", False) for task in todo)
     stale = [records.load(task.id) for task in todo if task.id in status.done or task.id in status.other_data]
     before = {record["id"]: record["checksum"] for record in stale if record is not None}  # done, and made anew
+    settings = replace(settings, tried_again=frozenset(record["checksum"] for record in status.failed.values()))
     again: dict[str, Outcome] = {}
     unwritten: list[str] = []
     with _Interrupts(patience=len(todo) > 1) as interrupts, _Progress(len(todo), quiet, timed=public) as progress:
@@ -140,8 +141,10 @@ def run_tasks(tasks: list[Task], settings: Settings, quiet: bool = False) -> Res
             else:
                 settle(outcome)
         for starved, how in ((False, settings), (True, settings.with_less_memory())):
-            second = [outcome.task for outcome in again.values() if outcome.starved == starved]
-            for outcome in recorded(second, how):
+            second = [outcome for outcome in again.values() if outcome.starved == starved]
+            failed = {outcome.record["checksum"] for outcome in second if outcome.record and "checksum" in outcome.record}
+            how = replace(how, tried_again=how.tried_again | failed)
+            for outcome in recorded([outcome.task for outcome in second], how):
                 del again[outcome.task.id]
                 settle(outcome)
         for outcome in again.values():  # broken off before their turn came

@@ -85,6 +85,7 @@ class Settings:
     task_timeout: float | None
     checkpoint_every: int | None
     executor: dict[str, Any]  # its YAML, with what the command line set
+    tried_again: frozenset[str] = frozenset()  # checksums of failed records that are no reason to leave their tasks
 
     @classmethod
     def from_config(cls, config: Config) -> Settings:

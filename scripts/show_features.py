@@ -32,14 +32,15 @@ _FILTERS = 16  # shown of each model
 _TESTED = 2000  # test records whose activations are averaged
 
 
-def features(record: dict[str, Any], path: Path, data_dir: Path) -> tuple[np.ndarray, np.ndarray]:
+def features(record: dict[str, Any], records: Records, data_dir: Path) -> tuple[np.ndarray, np.ndarray]:
     """A task's first filters (some, height, width, channels) and class means of penultimate activations (classes, width).
 
     Raises:
         UsageError: its weights weren't kept, or its first layer has no filters that can be shown.
     """
-    if not path.exists():
-        raise UsageError(f"{record['id']}: its weights were not kept; run it with save_model=true (and run=LABEL, if it's done)")
+    path, missing = records.weights_of(record)
+    if path is None:
+        raise UsageError(f"{record['id']}: {missing}")
     composer, config = Composer(), record["config"]
     dataset = build("dataset", composer.node("dataset", config["dataset"]["name"]) | config["dataset"])
     data = dataset.load(data_dir, config["split"], config["split_seed"])
@@ -105,7 +106,7 @@ def main() -> None:
             record = records.load(name)
             if record is None or record["status"] != "done":
                 raise UsageError(f"{name}: no done record of this id in {records.folder}")
-            columns[name.replace("-seed", "\nseed")] = features(record, records.model_path(name), asked.data_dir)
+            columns[name.replace("-seed", "\nseed")] = features(record, records, asked.data_dir)
     except UsageError as error:
         parser.error(str(error))
     draw(columns, asked.out)

@@ -39,7 +39,7 @@ import torch
 from dpsweep.errors import OutputError
 from dpsweep.mechanisms.base import State
 from dpsweep.privacy.noise import Randomness
-from dpsweep.records import Records, write_through
+from dpsweep.records import Records, sync, write_through
 
 if TYPE_CHECKING:
     from dpsweep.training.loop import LoopData
@@ -169,15 +169,6 @@ def _marked_lost(file: Path, name: str) -> Path:
     os.replace(file, mark)
     os.truncate(mark, 0)
     return mark
-
-
-def sync(folder: Path) -> None:
-    """See that the names in a folder are on the disk."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _digest(content: bytes) -> str:
