@@ -5,12 +5,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from dpsweep.cli import main
+from dpsweep.config import Composer
 from dpsweep.records import Records
+from dpsweep.tasks import enumerate_tasks
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.9,<3'")
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -101,6 +104,17 @@ def test_nodes_read_their_own_data_if_told_so(cluster, mine, tmp_path):
     assert run.returncode == 0, errors
     first, second = Records(tmp_path / "out").scan().records
     assert first["data_source"] == second["data_source"] != f"read by {run.pid}"
+
+
+def test_checkpoints_of_a_run_here_are_not_forgotten(cluster, mine, tmp_path):
+    words = ["dataset=told", "model=logistic_raw", "mechanism=gaussian", "epochs=1", "epsilon=1", "--config-dir", mine]
+    (task,) = enumerate_tasks(words[:-2], Composer([Path(mine)])).tasks
+    mark = Records(tmp_path / "out").checkpoints / f"{task.id}.5.abcdef.lost"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    assert start(cluster, tmp_path / "out", *words).wait(timeout=300) == 2 and mark.exists()
+    (record,) = Records(tmp_path / "out").scan().records
+    assert "it has checkpoints here" in record["error"]["message"] and "executor=pool" in record["error"]["message"]
 
 
 def test_a_task_that_hangs_is_ended_and_may_be_tried_again(cluster, mine, tmp_path):

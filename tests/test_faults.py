@@ -151,6 +151,23 @@ def test_which_failed_tasks_run_again_is_the_users_choice(home, capsys):
     assert [record["status"] for record in superseded(home)] == ["failed", "failed"]
 
 
+def test_what_another_process_saw_fail_since_the_sweep_began_is_not_run_again(home, monkeypatch):
+    """Two sweeps on one folder: the second one's turn comes after the first one has written the failure."""
+    from dpsweep import executors
+
+    whole, met = executors.Inline.run, []
+
+    def later(self, tasks, stop):
+        if not met:
+            met.append(True)
+            assert sweep(home, "model=moody").exit_code == 1
+        return whole(self, tasks, stop)
+
+    monkeypatch.setattr(executors.Inline, "run", later)
+    assert sweep(home, "model=moody").failed == 1
+    assert records(home)["moody"]["attempts"] == 1 and not superseded(home)
+
+
 def test_force_keeps_the_old_record_and_counts(home):
     task = ("model=rvfl", "noise.source=seeded")
     sweep(home, *task)

@@ -1,6 +1,9 @@
 """Sweeps through Hydra's launchers: their tasks land where those of any sweep do."""
 
+import os
 import re
+import signal
+import time
 
 import pytest
 
@@ -80,3 +83,38 @@ def test_a_launcher_that_cannot_start_is_one_mistake_and_no_failed_task(tmp_path
         capsys.readouterr().err
     )
     assert [record["status"] for record in Records(tmp_path).scan().records] == ["done"] * 2 * done
+
+
+def test_a_forced_task_that_fails_is_not_told_as_done(tmp_path, capsys, monkeypatch):
+    from dpsweep import runner
+
+    assert main([*WORDS, f"output_dir={tmp_path}"]) == 0
+    before = Records(tmp_path).scan().records
+
+    def fail(*_):
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(runner, "_train", fail)
+    assert main([*WORDS, f"output_dir={tmp_path}", "executor=hydra", "force=true"]) == 1
+    assert "0 of 2 tasks done, 2 failed" in capsys.readouterr().out
+    assert Records(tmp_path).scan().records == before
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "on_error"])
+def test_a_sweep_that_is_to_stop_begins_no_further_task(tmp_path, capsys, monkeypatch, how):
+    from dpsweep import runner
+
+    whole = runner._train
+
+    def breaks(*arguments):
+        if how == "on_error":
+            raise RuntimeError("no such luck")
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+        return whole(*arguments)
+
+    monkeypatch.setattr(runner, "_train", breaks)
+    code = main([*WORDS[:-1], "seed=1,2,3", f"output_dir={tmp_path}", "executor=hydra", "on_error=stop"])
+    (record,) = Records(tmp_path).scan().records
+    assert (code, record["status"]) == ((130, "done") if how == "ctrl-c" else (1, "failed"))
+    assert not list((tmp_path / "launcher").iterdir())

@@ -14,7 +14,7 @@ import pytest
 from dpsweep import outlook
 from dpsweep.config import Composer
 from dpsweep.describe import describe
-from dpsweep.errors import UsageError
+from dpsweep.errors import OutputError, UsageError
 from dpsweep.record_types import KINDS
 from dpsweep.records import FIELDS, Records, checksum, problem
 from dpsweep.status import pace_of
@@ -58,6 +58,97 @@ def test_a_failed_record_gives_way_and_is_kept(records):
     records.write(record())
     assert records.load(TASK.id)["status"] == "done"
     assert len(list((records.folder / "superseded").iterdir())) == 1
+
+
+def test_weights_reach_the_disk_after_their_record_alone(records, monkeypatch):
+    weights, link = b"weights" * 1000, os.link
+    seen = []
+
+    def linked(*names):
+        seen.append([file.read_bytes() for file in records.folder.glob(".*.tmp")])
+        link(*names)
+
+    monkeypatch.setattr(os, "link", linked)
+    written = records.write(record(), weights=weights)
+    ((one, other),) = seen  # the record, and room for the weights
+    assert weights not in (one, other) and bytes(len(weights)) in (one, other)
+    assert records.weights_of(written) == (records.model_path(TASK.id), "") and not list(records.folder.glob(".*.tmp"))
+    assert records.model_path(TASK.id).read_bytes() == weights
+
+
+def test_weights_that_are_lost_or_others_are_named(records):
+    assert "without save_model=true" in records.weights_of(records.write(record(OTHER)))[1]
+    written = records.write(record(), weights=b"1234")
+    records.model_path(TASK.id).write_bytes(b"1235")
+    path, reason = records.weights_of(written)
+    assert path is None and "other weights than the record tells of" in reason
+    records.model_path(TASK.id).unlink()
+    assert "lost" in records.weights_of(written)[1]
+
+
+def test_no_room_for_weights_leaves_no_record_either(records, monkeypatch):
+    from dpsweep import records as module
+
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_through", full)
+    with pytest.raises(OutputError, match="No space left"):
+        records.write(record(), weights=b"1234")
+    assert records.load(TASK.id) is None and not [*records.folder.glob("*.pt"), *records.folder.glob(".*.tmp")]
+
+
+def test_earlier_weights_are_kept_with_their_record(records):
+    first = records.write(record(), weights=b"first")
+    records.write(record(test_accuracy=0.6), again=True, weights=b"second")
+    (kept,) = (records.folder / "superseded").glob("*.json")
+    assert records.weights_of(first, kept.with_suffix(".pt"))[0].read_bytes() == b"first"
+    records.path(TASK.id).unlink()  # weights that no record tells of are nobody's to overwrite
+    records.write(record(), weights=b"third")
+    assert [file.read_bytes() for file in (records.folder / "set-aside").iterdir()] == [b"second"]
+
+
+@pytest.mark.parametrize("kill", ["before", "after"])
+def test_a_whole_record_of_a_process_that_died_is_put_in_its_place(records, kill):
+    written = records.write(record(), weights=b"1234")
+    leftover = records.folder / f".{TASK.id}.abc.tmp"
+    os.rename(records.path(TASK.id), leftover)
+    if kill == "after":
+        os.link(leftover, records.path(TASK.id))
+    records.sweep_leftovers(TASK.id)
+    assert records.load(TASK.id)["checksum"] == written["checksum"] and not leftover.exists()
+
+
+@pytest.mark.parametrize("content", [lambda text: text[:-9], lambda text: "", lambda text: text.replace("0.5", "0.9")])
+def test_what_is_no_whole_record_of_a_done_run_is_removed(records, content):
+    leftover = records.folder / f".{TASK.id}.abc.tmp"
+    leftover.write_text(content(json.dumps(records.write(record()))))
+    records.path(TASK.id).unlink()
+    records.sweep_leftovers(TASK.id)
+    assert records.load(TASK.id) is None and not leftover.exists()
+    failed = records.write(record(status="failed"))
+    os.rename(records.path(TASK.id), leftover)
+    records.sweep_leftovers(TASK.id)
+    assert failed["status"] == "failed" and records.load(TASK.id) is None and not leftover.exists()
+
+
+def test_leftovers_of_a_task_that_is_done_are_removed(records):
+    written = records.write(record())
+    leftover = records.folder / f".{TASK.id}.abc.tmp"
+    leftover.write_bytes(b"weights")
+    records.tidy([TASK.id])
+    assert not leftover.exists() and records.load(TASK.id)["checksum"] == written["checksum"]
+
+
+def test_what_runs_is_told_in_a_folder_that_can_only_be_read(records, monkeypatch):
+    import filelock
+
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    records.note(TASK.id, "there")
+    monkeypatch.setattr(filelock.FileLock, "acquire", refused)
+    assert records.running()[TASK.id]["host"] == "there"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -148,14 +149,20 @@ def damage(file):
     file.write_bytes(content)
 
 
-def foreign(file):
+def foreign(file, part="code", key="dpsweep"):
     """A whole file of another version, under a right name."""
     from dpsweep.training.checkpoint import _digest
 
     found = torch.load(file, weights_only=True)
-    found["origin"]["versions"]["dpsweep"] = "0.0.1"
+    assert found["origin"][part][key]
+    found["origin"][part][key] = "0.0.1"
     torch.save(found, file)
     file.rename(file.with_name(file.name.replace(file.name.split(".")[-2], _digest(file.read_bytes()))))
+
+
+def of_another_plan(file):
+    """A whole file of a run that may have charged more a step."""
+    foreign(file, "plan", 3)
 
 
 def half_written(file):
@@ -163,7 +170,7 @@ def half_written(file):
     file.rename(file.with_suffix(".tmp"))
 
 
-@pytest.mark.parametrize("harm", [damage, foreign, half_written, lambda file: file.write_bytes(b"")])
+@pytest.mark.parametrize("harm", [damage, foreign, of_another_plan, half_written, lambda file: file.write_bytes(b"")])
 def test_steps_of_a_checkpoint_that_cannot_be_used_are_charged_twice_and_the_record_says_so(tmp_path, monkeypatch, harm):
     cut_off(monkeypatch, 13, tmp_path)
     harm(files(tmp_path)[0])
@@ -181,6 +188,24 @@ def test_steps_of_a_checkpoint_that_cannot_be_used_are_charged_twice_and_the_rec
     assert not files(tmp_path)
 
 
+def test_another_state_of_the_code_is_told(tmp_path, monkeypatch):
+    from dpsweep import runner
+    from dpsweep.config import Composer
+    from dpsweep.tasks import enumerate_tasks
+
+    file = tmp_path / "own_mechanism.py"
+    file.write_text("from dpsweep.mechanisms.gaussian import Gaussian\n\nclass Own(Gaussian):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mechanism").mkdir()
+    (tmp_path / "mechanism" / "own.yaml").write_text("name: own\n_target_: own_mechanism.Own\nmax_grad_norm: 1.0\n")
+    (plan,) = enumerate_tasks(["mechanism=own"], Composer([tmp_path])).tasks
+    before = runner._code_of(plan.values)
+    file.write_text(file.read_text() + "    # charges five times a step\n")
+    after = runner._code_of(plan.values)
+    assert [key for key in before if before[key] != after[key]] == ["mechanism"]
+    assert before["dpsweep"].split("+")[0] == runner.version("dpsweep") and len(before["dpsweep"].split("+")[1]) == 10
+
+
 def test_other_data_is_not_gone_on_with(tmp_path, monkeypatch):
     cut_off(monkeypatch, 13, tmp_path)
     from dpsweep import runner
@@ -188,8 +213,6 @@ def test_other_data_is_not_gone_on_with(tmp_path, monkeypatch):
     real = runner.load_data
 
     def other(*arguments):
-        from dataclasses import replace
-
         dataset, x, y = real(*arguments)
         return replace(dataset, fingerprint="0" * 64), x, y
 
@@ -222,9 +245,12 @@ def test_a_failed_attempt_leaves_its_checkpoint_for_the_next(tmp_path, monkeypat
             close(self)
 
         patch.setattr(loop.LoopData, "close_step", closing)
-        assert attempt(*compose(tmp_path), alone=True)[0] == "failed"
-    record = run(tmp_path)
-    assert record["resumed_at"] == [10] and record["attempts"] == 2
+        status, failed = attempt(*compose(tmp_path), alone=True)
+    assert status == "failed"
+    task, settings = compose(tmp_path)
+    assert attempt(task, settings, alone=True) == ("failed", Records(tmp_path).load(task.id))  # to be asked for anew
+    _, record = attempt(task, replace(settings, tried_again=frozenset({failed["checksum"]})), alone=True)
+    assert record["status"] == "done" and record["resumed_at"] == [10] and record["attempts"] == 2
 
 
 def test_a_checkpoint_that_cannot_be_written_stops_the_task_and_leaves_no_release_behind(tmp_path, monkeypatch):
