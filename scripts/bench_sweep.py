@@ -38,10 +38,9 @@ def main() -> None:
         whole = time.perf_counter() - begun
         done = [record for record in Records(Path(folder)).scan().records if record["status"] == "done"]
     own = sum(record["seconds_total"] for record in done) / asked.workers
-    print(
-        f"{result.done} tasks on {asked.workers} workers ({asked.executor}): {whole:.1f} s, {1000 * whole / result.done:.1f} ms a task; "
-        f"{1000 * (whole - own) / result.done:.1f} ms of that are the sweep's, the start of its workers included"
-    )
+    each, rest = 1000 * whole / result.done, 1000 * (whole - own) / result.done
+    print(f"{result.done} tasks on {asked.workers} workers ({asked.executor}): {whole:.1f} s, {each:.1f} ms a task;")
+    print(f"{rest:.1f} ms of that are the sweep's, the start of its workers included")
 
 
 if __name__ == "__main__":
