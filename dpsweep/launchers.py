@@ -1,7 +1,7 @@
 """Tasks as jobs of Hydra's launchers: joblib, submitit on Slurm, and whatever other plugin is installed.
 
 The output folder is shared by all machines: every job claims its tasks and writes their records there, as any sweep does.
-What became of a task is read from the folder, so that a job that was killed, or a launcher that failed, loses no record.
+What became of a task is told there too, so that a job that was killed, or a launcher that failed, loses none.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import ast
 import base64
 import contextlib
 import importlib
+import json
 import os
+import shutil
 import signal
+import sys
 import threading
 import uuid
 import zlib
@@ -43,28 +46,27 @@ class Hydra:
         size = self._settings.executor["tasks_per_job"]
         jobs = [f"+tasks='{_pack(tasks[i : i + size])}'" for i in range(0, len(tasks), size)]
         reason = "its job ended without a record"
-        mark = self._folder / f"stop-{uuid.uuid4().hex}"
-        launcher, records = self._launcher(_Job(self._settings, mark, os.getpid())), Records(self._settings.output_dir)
-        before = {task.id: records.load(task.id) for task in tasks}
-        with _relayed(stop, mark):
+        board = _Board(self._folder / f"sweep-{uuid.uuid4().hex}")
+        launcher, records = self._launcher(_Job(self._settings, board, os.getpid())), Records(self._settings.output_dir)
+        failed = False
+        with board.relaying(stop):
             try:
                 launcher.launch([[job] for job in jobs], initial_job_idx=0)
             except Exception as error:  # some job failed: what the others did is in the folder
                 told = f"{type(error).__name__}: {error}".replace("\n", " ")
-                if not any(records.begun(task.id) or records.load(task.id) != before[task.id] for task in tasks):
+                if not any(records.begun(task.id) or board.told(task) for task in tasks):
                     raise UsageError(
-                        f"executor.launcher={self._settings.executor['launcher']} failed before any task had begun: {told}. No "
+                        f"executor.launcher={self._settings.executor['launcher']} failed before any task had ended: {told}. No "
                         "record was written. Mend the launcher or its executor.options, or run here: executor=pool"
                     ) from None
-                reason += f" ({told})"
-            stopped = mark.exists()
-        for task in tasks:
-            record = records.load(task.id)
-            if record is not None and record != before[task.id]:
-                yield ended(task, record["status"], record)
-            elif records.claimed(task.id):
-                yield Outcome(task, "claimed")
-            elif not stopped:
+                reason, failed = f"{reason} ({told})", True
+            outcomes = [board.told(task) for task in tasks]
+            broken = any(outcome is not None and outcome.status in ("failed", "unwritten") for outcome in outcomes)
+            skipped = stop() or (board.stopped and broken and not failed)
+        for task, outcome in zip(tasks, outcomes, strict=True):
+            if outcome is not None:
+                yield outcome
+            elif not skipped:
                 yield Outcome(task, "lost", reason=reason)
 
     @property
@@ -100,26 +102,60 @@ class Hydra:
             ) from None
 
 
-@contextlib.contextmanager
-def _relayed(stop: Stop, mark: Path) -> Iterator[None]:
-    """While it is entered, a file appears as soon as `stop` says so: jobs that see it begin no further task."""
-    over = threading.Event()
-    mark.parent.mkdir(exist_ok=True)
+@dataclass(frozen=True)
+class _Board:
+    """A folder that the jobs and the submitting process see: what became of a task, and whether to begin no further one.
 
-    def watch() -> None:
-        while not over.wait(0.2):
-            if stop():
-                mark.touch()
-                return
+    A record alone doesn't tell it: a forced task that failed leaves the earlier one, and another process may have written it.
+    """
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
-        mark.unlink(missing_ok=True)
+    folder: Path
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no further task is to begin."""
+        return (self.folder / "stop").exists()
+
+    def stop(self) -> None:
+        """Let no further task begin."""
+        (self.folder / "stop").touch()
+
+    def tell(self, task: Task, status: str, record: dict[str, Any] | None) -> None:
+        """Put up what `attempt` returned for a task."""
+        partial = self.folder / f"{task.id}.tmp"
+        partial.write_text(json.dumps([status, record]), encoding="utf-8")
+        partial.replace(self.folder / f"{task.id}.json")
+
+    def told(self, task: Task) -> Outcome | None:
+        """The outcome of a task, if a job told it."""
+        with contextlib.suppress(OSError, ValueError):
+            return ended(task, *json.loads((self.folder / f"{task.id}.json").read_bytes()))
+        return None
+
+    @contextlib.contextmanager
+    def relaying(self, stop: Stop) -> Iterator[None]:
+        """Make the folder and pass on what `stop` says; jobs that are left behind by a second Ctrl-C still find it."""
+        self.folder.mkdir(parents=True)
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(0.2):
+                if stop():
+                    self.stop()
+                    return
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        finally:
+            over.set()
+            watcher.join()
+            if not isinstance(sys.exception(), KeyboardInterrupt):
+                shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -127,7 +163,7 @@ class _Job:
     """What a launcher runs on some machine: the tasks that its override tells, unless the sweep is to stop."""
 
     settings: Settings
-    stop: Path
+    board: _Board
     head: int  # the process that submits
 
     def __call__(self, config: Any) -> None:
@@ -139,11 +175,13 @@ class _Job:
         from dpsweep.runner import attempt
 
         for task in _unpack(config.tasks):
-            if self.stop.exists():
+            if self.board.stopped:
                 return
-            status, _ = attempt(task, self.settings, alone=False)
+            status, record = attempt(task, self.settings, alone=False)
+            with contextlib.suppress(OSError):  # a full disk, which the submitting process will meet too
+                self.board.tell(task, status, record)
             if status in ("failed", "unwritten") and self.settings.on_error == "stop":
-                self.stop.touch()
+                self.board.stop()
 
 
 def _pack(tasks: list[Task]) -> str:

@@ -138,6 +138,8 @@ class Records:
         """The file of a done record's weights (by default beside the task's record), or None and why there are none."""
         path = path or self.model_path(record["id"])
         again = "force=true with save_model=true trains another model"
+        if record["weights_sha256"] is None and path.exists():
+            return None, f"the record tells nothing of the weights in {path.name}: another version made it, or another run them"
         if record["weights_sha256"] is None:
             return None, f"it was made without save_model=true, so its weights are gone; {again}"
         try:
@@ -292,8 +294,10 @@ class Records:
             write_through(partial, text.encode())
             self._place(partial, name, earlier is not None)
             if weights is not None:
-                room.unlink()
-                write_through(room, weights)
+                with room.open("r+b") as file:  # in place: what was taken isn't given back
+                    file.write(weights)
+                    file.flush()
+                    os.fsync(file.fileno())
                 os.replace(room, self.model_path(name))
         return record
 
@@ -343,7 +347,7 @@ class Records:
 
     def sweep_leftovers(self, name: str) -> None:
         """Finish or remove what a killed attempt at this task left (the caller holds the claim). A whole record of a done run is
-        put in its place: it told of a released model, and another run would be another release."""
+        put in its place, and so are its weights: it told of a released model, and another run would be another release."""
         with self._writing():
             for leftover in self.folder.glob(f".{name}.*.tmp"):
                 found, _ = read_record(leftover, name)
@@ -352,6 +356,10 @@ class Records:
                 free = there is not None or not self.path(name).exists()
                 if found is not None and found["status"] == "done" and free and not known:
                     self._place(leftover, name, there is not None)
+            placed = self.load(name)
+            for leftover in self.folder.glob(f".{name}.*.tmp"):
+                if placed is not None and placed["weights_sha256"] == hashlib.sha256(leftover.read_bytes()).hexdigest():
+                    os.replace(leftover, self.model_path(name))
                 leftover.unlink(missing_ok=True)
             self._note(name).unlink(missing_ok=True)
 

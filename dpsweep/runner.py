@@ -66,7 +66,7 @@ def attempt(task: Task, settings: Settings, alone: bool, run: Run | None = None)
                 record = (run or run_task)(task, settings, alone, weights.append)
             if record["status"] == "failed" and done_before:
                 return "failed", record  # the done record stays
-            record = records.write(record, done_before, *weights)
+            record = records.write(record, done_before, *(weights if record["status"] == "done" else ()))
             return record["status"], record
     except OutputError as error:
         return "unwritten", failed_record(task, settings, "OutputError", str(error))

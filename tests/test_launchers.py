@@ -9,6 +9,7 @@ import pytest
 
 from dpsweep.cli import main
 from dpsweep.config import Composer
+from dpsweep.errors import OutputError
 from dpsweep.launchers import _pack, _unpack
 from dpsweep.records import Records
 from dpsweep.tasks import Task, enumerate_tasks
@@ -79,7 +80,7 @@ def test_a_launcher_that_cannot_start_is_one_mistake_and_no_failed_task(tmp_path
     words = [*WORDS, f"output_dir={tmp_path}"]
     assert not done or main(words) == 0
     assert main([*words, "executor=hydra", *(["force=true"] if done else [])]) == 2
-    assert 'executor.launcher=basic failed before any task had begun: RuntimeError: Could not detect "srun", are' in (
+    assert 'executor.launcher=basic failed before any task had ended: RuntimeError: Could not detect "srun", are' in (
         capsys.readouterr().err
     )
     assert [record["status"] for record in Records(tmp_path).scan().records] == ["done"] * 2 * done
@@ -92,12 +93,44 @@ def test_a_forced_task_that_fails_is_not_told_as_done(tmp_path, capsys, monkeypa
     before = Records(tmp_path).scan().records
 
     def fail(*_):
-        raise RuntimeError("no such luck")
+        raise MemoryError("no such luck")
 
     monkeypatch.setattr(runner, "_train", fail)
-    assert main([*WORDS, f"output_dir={tmp_path}", "executor=hydra", "force=true"]) == 1
-    assert "0 of 2 tasks done, 2 failed" in capsys.readouterr().out
-    assert Records(tmp_path).scan().records == before
+    words = [*WORDS, f"output_dir={tmp_path}", "executor=hydra", "force=true"]
+    for on_error, failed in (("continue", 2), ("stop", 1)):
+        assert main([*words, f"on_error={on_error}"]) == 1
+        out, err = capsys.readouterr()
+        assert f"0 of 2 tasks done, {failed} failed" in out and "OutOfMemory: no such luck" in err
+        assert ("it is tried once more" in err) == (on_error == "continue")
+    assert Records(tmp_path).scan().records == before and not list((tmp_path / "launcher").iterdir())
+
+
+@pytest.mark.parametrize("on_error", ["continue", "stop"])
+def test_a_full_disk_is_told(tmp_path, capsys, monkeypatch, on_error):
+    def full(*_):
+        raise OutputError.of(tmp_path, OSError(28, "No space left on device"))
+
+    monkeypatch.setattr(Records, "write", full)
+    assert main([*WORDS, f"output_dir={tmp_path}", "executor=hydra", f"on_error={on_error}"]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_what_another_process_saw_fail_is_told_as_it_was(tmp_path, capsys, monkeypatch):
+    from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+
+    from dpsweep import runner
+
+    launch = BasicLauncher.launch
+
+    def later(self, job_overrides, initial_job_idx):
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, "_train", lambda *_: 1 / 0)
+            main([*WORDS, f"output_dir={tmp_path}", "executor=inline"])
+        return launch(self, job_overrides, initial_job_idx)
+
+    monkeypatch.setattr(BasicLauncher, "launch", later)
+    assert main([*WORDS, f"output_dir={tmp_path}", "executor=hydra"]) == 1
+    assert {(r["attempts"], r["error"]["type"]) for r in Records(tmp_path).scan().records} == {(1, "ZeroDivisionError")}
 
 
 @pytest.mark.parametrize("how", ["ctrl-c", "on_error"])

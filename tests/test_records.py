@@ -82,19 +82,33 @@ def test_weights_that_are_lost_or_others_are_named(records):
     records.model_path(TASK.id).write_bytes(b"1235")
     path, reason = records.weights_of(written)
     assert path is None and "other weights than the record tells of" in reason
+    assert "tells nothing of the weights" in records.weights_of({**written, "weights_sha256": None})[1]
     records.model_path(TASK.id).unlink()
     assert "lost" in records.weights_of(written)[1]
+
+
+def test_whole_weights_of_a_process_that_died_are_put_in_their_place(records):
+    written = records.write(record(), weights=b"1234")
+    leftover = records.folder / f".{TASK.id}.abc.tmp"
+    os.rename(records.model_path(TASK.id), leftover)
+    (records.folder / f".{TASK.id}.abd.tmp").write_bytes(b"12")
+    records.tidy([TASK.id])
+    assert records.weights_of(written)[0].read_bytes() == b"1234" and not list(records.folder.glob(".*.tmp"))
 
 
 def test_no_room_for_weights_leaves_no_record_either(records, monkeypatch):
     from dpsweep import records as module
 
+    whole = module.write_through
+
     def full(path, content):
-        raise OSError(28, "No space left on device")
+        if len(content) > 10_000:
+            raise OSError(28, "No space left on device")
+        whole(path, content)
 
     monkeypatch.setattr(module, "write_through", full)
     with pytest.raises(OutputError, match="No space left"):
-        records.write(record(), weights=b"1234")
+        records.write(record(), weights=b"1234" * 10_000)
     assert records.load(TASK.id) is None and not [*records.folder.glob("*.pt"), *records.folder.glob(".*.tmp")]
 
 

@@ -45,3 +45,14 @@ def test_half_of_what_was_asked_or_would_be_chosen(asked, halved, of_100):
     overrides = [] if asked is None else [f"physical_batch={asked}"]
     less = enumerate_tasks(overrides, Composer()).settings.with_less_memory().physical_batch
     assert less == halved and physical(less, 100) == of_100
+
+
+def test_a_failed_task_releases_no_weights(tmp_path, monkeypatch):
+    def unlucky(*_):
+        raise MemoryError("no such luck")
+
+    monkeypatch.setattr(runner, "model_resources", unlucky, raising=False)
+    monkeypatch.setattr("dpsweep.resources.model_resources", unlucky)
+    assert sweep(tmp_path, "save_model=true").failed == 1
+    (record,) = Records(tmp_path).scan().records
+    assert record["weights_sha256"] is None and not list(tmp_path.rglob("*.pt"))
