@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from zoo import COMPOSER, batch, make
 
 from dpsweep.build import build
+from dpsweep.config import parse
 from dpsweep.errors import UsageError
 from dpsweep.mechanisms.anisotropic import _fewer
 from dpsweep.mechanisms.base import State, Target
@@ -22,6 +23,8 @@ from dpsweep.privacy.accounting import SampledGaussian, epsilon
 from dpsweep.privacy.anisotropic import RowMap, row_map
 from dpsweep.privacy.ledger import LedgerError
 from dpsweep.privacy.noise import Randomness
+from dpsweep.runner import attempt
+from dpsweep.tasks import Settings, Task
 from dpsweep.training.engines import prepare
 from dpsweep.training.loop import LoopData, train
 
@@ -163,6 +166,17 @@ def test_what_a_lost_checkpoint_spent_is_not_known():
     assert "lost with a checkpoint" in promise.text and "inf" not in promise.text
 
 
+def test_a_claimed_run_that_lost_a_checkpoint_has_a_record(tmp_path):
+    given = ["dataset=breast_cancer", "model=dense", "mechanism=hero_claimed", "epochs=1", "threads=1", f"output_dir={tmp_path}"]
+    config = COMPOSER.compose(parse(given)[0])
+    task, lost = Task.from_config(config), tmp_path / "records" / "checkpoints"
+    lost.mkdir(parents=True)
+    (lost / f"{task.id}.3.{'0' * 16}.pt").write_bytes(b"damaged")
+    status, record = attempt(task, Settings.from_config(config), alone=True)
+    assert status == "done" and record["epsilon"] is None and record["epsilon_realised"] is None
+    assert "what was spent isn't known" in record["guarantee_text"] and "A checkpoint after 3 steps" in record["guarantee_text"]
+
+
 def test_a_reading_by_privacy_loss_distributions_is_of_few_and_never_less():
     q = Fraction(1, 4)
     events = [(SampledGaussian(q, (400 + 3 * i) / 1000), 1 + i % 3) for i in range(100)]
@@ -243,8 +257,10 @@ def test_less_noise_than_planned_is_refused():
         mechanism.step(mechanism.start(thin, network, sgd), data)
 
 
-@pytest.mark.parametrize("keys", [{"direction": "up"}, {"ridge": 0}, {"ridge": -1.0}, {"normalise": "mean"}, {"s_floor": 1.5},
-                                  {"s_floor": -0.1}, {"s_floor": 1e-300}, {"s_floor": 9e-4}, {"ridge": 9e-4}, {"ridge": 1e-12}, {"clip": "l1"}, {"refresh": 0}, {"normalise": "trace"}])  # fmt: skip
+@pytest.mark.parametrize("keys", [
+    {"direction": "up"}, {"ridge": 0}, {"ridge": -1.0}, {"ridge": 9e-4}, {"ridge": 1e-12}, {"normalise": "mean"},
+    {"normalise": "trace"}, {"s_floor": 1.5}, {"s_floor": -0.1}, {"s_floor": 1e-300}, {"s_floor": 9e-4}, {"clip": "l1"},
+    {"refresh": 0}])  # fmt: skip
 def test_keys_that_make_no_sense_are_refused_by_name(keys):
     with pytest.raises(UsageError, match=f"mechanism.{next(iter(keys))}="):
         build("mechanism", COMPOSER.node("mechanism", "hero") | keys)
