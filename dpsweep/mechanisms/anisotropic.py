@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _LEAST_NOISE = 1e-12  # of a plan without a bound: as little as the accountant takes
 _LEAST_FLOOR = 1e-3
-_MOST_DISTINCT = 16  # s_min in an odometer reading by privacy loss distributions, each of which takes a third of a second
+_MOST_DISTINCT = 16  # s_min in a reading by privacy loss distributions: each takes half a second, with little noise several
 _REASON = "the noise of a step is scaled by a number s_min that the run itself chooses, and nothing bounds it beforehand"
 
 
