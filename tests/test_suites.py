@@ -233,7 +233,7 @@ def test_make_runs_what_is_missing_and_reports_it():
     assert commands("fo_table3") == ["run suite=fo_dp_sgd table=table3", "report suite=fo_dp_sgd table=table3"]
     timed, *_, last = commands("fo_dp_sgd")  # what is timed runs alone, and before the rest would have run it beside others
     assert timed == "run suite=fo_dp_sgd table=table1 executor=inline" and last == "report suite=fo_dp_sgd"
-    for name in ("hero", "hero_smoke", "hero_mnist", "grand"):
+    for name in ("hero", "hero_smoke", "hero_mnist", "grand", "grand_smoke"):
         assert commands(name) == [f"run suite={name}", f"report suite={name}"]
     assert commands("fo_fair", "OPTIONS=threads=1") == ["run suite=fo_fair threads=1", "report suite=fo_fair threads=1"]
 

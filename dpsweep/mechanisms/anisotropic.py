@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from dpsweep.errors import UsageError
 from dpsweep.mechanisms.arguments import choice, number, whole
 from dpsweep.mechanisms.base import (
     Account,
@@ -20,7 +22,7 @@ from dpsweep.mechanisms.base import (
     dp_sgd_events,
     of_target,
 )
-from dpsweep.privacy.accounting import SampledGaussian, Unbounded
+from dpsweep.privacy.accounting import Event, SampledGaussian, Unbounded
 from dpsweep.privacy.anisotropic import Anisotropy, RowMap, three_digits
 from dpsweep.privacy.sampling import Poisson
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from dpsweep.privacy.ledger import Ledger
 
 _LEAST_NOISE = 1e-12  # of a plan without a bound: as little as the accountant takes
+_LEAST_FLOOR = 1e-3
+_MOST_DISTINCT = 16  # s_min in a reading by privacy loss distributions: each takes half a second, with little noise several
 _REASON = "the noise of a step is scaled by a number s_min that the run itself chooses, and nothing bounds it beforehand"
 
 
@@ -48,7 +52,8 @@ class Anisotropic(Mechanism):
         clip: ``l2`` or ``mahalanobis``.
         normalise: of each matrix' map: ``min``, its least weight is 1; ``max``, its largest is; ``trace``, the mean of the
             squared weights over all n directions is.
-        s_floor: no weight is below it, in [0, 1].
+        s_floor: no weight is below it; 0 (none), or from 0.001 to 1. Noise is calibrated at 1/s_floor times DP-SGD's: a smaller
+            floor would drown every step, and a far smaller one leave single precision.
         refresh: S is made anew every so many steps.
 
     Guarantee, add/remove: with ``mahalanobis`` at sigma; with ``l2`` at sigma times a lower bound of s_min whatever the data is:
@@ -62,8 +67,11 @@ class Anisotropic(Mechanism):
         self.normalise = choice("normalise", normalise, "min", "trace", "max")
         self.s_floor = number("s_floor", s_floor)
         self.refresh = whole("refresh", refresh)
-        if not 0 <= s_floor <= 1:
-            raise ValueError(f"mechanism.s_floor={s_floor}: a number from 0 to 1 is needed (biases always weigh 1)")
+        if s_floor and not _LEAST_FLOOR <= s_floor <= 1:
+            raise ValueError(
+                f"mechanism.s_floor={s_floor}: 0 (no floor), or a number from {_LEAST_FLOOR:g} to 1, is needed (biases always "
+                "weigh 1, and noise is 1/s_floor times DP-SGD's)"
+            )
         # What every step's noise is at least, as a share of sigma; 0: unknown beforehand.
         self.bound = 1.0 if self.clip == "mahalanobis" or self.normalise == "min" else three_digits(self.s_floor)
 
@@ -92,7 +100,19 @@ class Anisotropic(Mechanism):
         return f"{found}, {counted(account, schedule)}"
 
     def start(self, plan: Plan, model: torch.nn.Module, optimizer: Optimizer | None) -> State:
-        """No map yet."""
+        """No map yet.
+
+        Raises:
+            UsageError: the model has no weights to shape anything by, so that this would be DP-SGD under another name.
+        """
+        from dpsweep.models.base import trained
+
+        if not any(len(p) > 1 and p[0].numel() > 1 for p in trained(model) if p.dim() > 1):
+            raise UsageError(
+                f"There is nothing to shape: no trained matrix of model {type(model).__name__} has two rows and two columns (a "
+                "head for two classes has one row). mechanism=gaussian is the same here; for a shape choose a model with trained "
+                "hidden layers, such as model=dense, or a dataset of more classes"
+            )
         state = super().start(plan, model, optimizer)
         state.memory.update(taken=0, maps=[], least=float("inf"), total=0.0)
         return state
@@ -116,12 +136,18 @@ class Anisotropic(Mechanism):
         """The bound's; where there is none, the claim and what the run turned out to spend, and no guarantee."""
         if self.bound:
             return super().guarantee(plan, ledger, account, target)
-        claim, realised = self._claim(plan, account, target), account.epsilon(ledger.events())
+        claim = self._claim(plan, account, target)
         text = (
             f"No privacy of the released model is proved: {_REASON}. The method's own analysis claims ({claim:.6g}, "
-            f"{account.delta:g})-differential privacy for adding or removing any one training record; composed over the s_min "
-            f"that this run had, it would be {realised:.6g}, an odometer reading and no guarantee."
+            f"{account.delta:g})-differential privacy for adding or removing any one training record; "
         )
+        if plan.repeated:
+            realised = None
+            text += "what was spent isn't known: the s_min of steps that were lost with a checkpoint were lost with it."
+        else:
+            events = ledger.events()
+            realised = account.epsilon(_fewer(events) if account.accountant == "pld" else events)
+            text += f"composed over the s_min of this run it would be {realised:.6g}, an odometer reading and no guarantee."
         return Guarantee("add_remove", "record", claim, None, text, epsilon_realised=realised, reason=_REASON)
 
     def _claim(self, plan: Plan, account: Account, target: Target | None) -> float:
@@ -150,8 +176,13 @@ class Anisotropic(Mechanism):
         if parameter.dim() < 2 or len(parameter) < 2 or not bool(piece.isfinite().all()):
             return None
         row = self.map_of(piece.view(len(parameter), -1))
-        if row is None or not row.least > 0:
+        if row is None:
             return None
+        if not row.least > 0:
+            raise UsageError(
+                f"{type(self).__name__}: the weights of a map of rows of {len(row.basis)} numbers lie so far apart that, with "
+                "rounding, the least has no bound above 0. They must lie nearer to each other (in hero: more ridge)"
+            )
         (size, columns), slack = row.basis.shape, 1 + 1e-9  # so that a bound of 1 is reached in spite of rounding
         rest = [] if columns == size else [row.rest]
         if self.normalise == "min":
@@ -162,3 +193,14 @@ class Anisotropic(Mechanism):
             square = float(row.weights.square().sum()) + (size - columns) * row.rest**2
             factor = (size / square) ** 0.5
         return tuple(row.scaled(factor).at_least(self.s_floor))  # type: ignore[return-value]
+
+
+def _fewer(events: list[tuple[Event, int]]) -> list[tuple[Event, int]]:
+    """What spends no less than these events, and has few different ones: of sampled Gaussians (all of one rate) neighbours
+    count as the one of them with the least noise."""
+    gaussians = [(event, count) for event, count in events if isinstance(event, SampledGaussian)]
+    gaussians.sort(key=lambda item: item[0].noise_multiplier)
+    size = max(1, math.ceil(len(gaussians) / _MOST_DISTINCT))
+    groups = [gaussians[start : start + size] for start in range(0, len(gaussians), size)]
+    others = [(event, count) for event, count in events if not isinstance(event, SampledGaussian)]
+    return [*others, *((group[0][0], sum(count for _, count in group)) for group in groups)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from dpsweep.mechanisms.anisotropic import Anisotropic
@@ -12,9 +13,12 @@ if TYPE_CHECKING:
     import torch
 
 
-_NOTHING = (
-    1e-10  # of the largest variance: a direction with less weighs what one without any does, and its vector is all rounding
-)
+# Of the largest variance: a direction with less weighs what one without any does, and its vector is all rounding.
+_NOTHING = 1e-10
+# Weights lie at most a factor (1 + K/ridge)^(1/2) apart, K the lesser side of a matrix, and the rounding of U (up to about 1e-4,
+# where many variances are just above _NOTHING) counts times twice that against the bound of the least. From here on the bound
+# stays above 0 for K up to 2,000 (of the models here it is 512); a map without one is refused when it is made.
+_LEAST_RIDGE = 1e-3
 
 
 class Hero(Anisotropic):
@@ -29,7 +33,7 @@ class Hero(Anisotropic):
 
     Args:
         direction: ``inverse`` or ``aligned``.
-        ridge: above 0: without it the directions without variance would get no noise, or infinitely much.
+        ridge: at least 0.001: without it the directions without variance would get no noise, or infinitely much.
         max_grad_norm, clip, normalise, s_floor, refresh: see :class:`~dpsweep.mechanisms.anisotropic.Anisotropic`.
 
     Guarantee: Anisotropic's, by a bound fixed before the data is read. The published claim, DP-SGD's guarantee at sigma for
@@ -40,7 +44,12 @@ class Hero(Anisotropic):
                  refresh: int) -> None:  # fmt: skip
         super().__init__(max_grad_norm, clip, normalise, s_floor, refresh)
         self.direction = choice("direction", direction, "inverse", "aligned")
-        self.ridge = number("ridge", ridge, above=0)
+        self.ridge = number("ridge", ridge)
+        if ridge < _LEAST_RIDGE:
+            raise ValueError(
+                f"mechanism.ridge={ridge:g}: at least {_LEAST_RIDGE:g} is needed. With less, weights lie so far apart that the "
+                "least of them is lost in rounding"
+            )
         self._check_bound()
 
     def _check_bound(self) -> None:
@@ -64,7 +73,7 @@ class Hero(Anisotropic):
         except torch.linalg.LinAlgError:  # it may fail to converge; the identity is as sound
             return None
         scale = self.ridge * float(squares.clamp(min=0).mean()) / (len(matrix) - 1)
-        if not scale > 0:
+        if not 0 < scale < math.inf:
             return None
         kept = squares > _NOTHING * squares.max()
         squares, basis = squares[kept], vectors[:, kept]

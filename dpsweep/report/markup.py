@@ -16,6 +16,7 @@ _LATEX = {
     "†": r"\textdagger{}", "‡": r"\textdaggerdbl{}", "§": r"\S{}", "—": "---", "–": "--", "−": "$-$",
     "×": r"$\times$", "≤": r"$\leq$", "·": r"$\cdot$", "…": r"\dots{}", "\n": " ",
 }  # fmt: skip
+_FEW = 3
 _MARKDOWN = re.compile(r"([\\|<>*`\[\]])")
 
 
@@ -45,7 +46,8 @@ class Table:
 
 
 class Footnotes:
-    """The notes of a table in order of appearance: one mark for each distinct text, its details gathered."""
+    """The notes of a table in order of appearance: one mark for each distinct text, its details gathered; of a numbered note's
+    only the first few are told."""
 
     def __init__(self) -> None:
         self._details: dict[tuple[str, str], dict[str, None]] = {}
@@ -65,7 +67,12 @@ class Footnotes:
     def listed(self) -> list[tuple[str, str]]:
         # Guarantees first, then the numbered notes.
         keys = sorted(self._marks, key=lambda key: not key[0])
-        return [(self._marks[key], " ".join([key[1], ", ".join(self._details[key])]).strip()) for key in keys]
+        return [(self._marks[key], f"{key[1]} {self._told(key)}".strip()) for key in keys]
+
+    def _told(self, key: tuple[str, str]) -> str:
+        details = list(self._details[key])
+        more = 0 if key[0] else len(details) - _FEW
+        return ", ".join(details[:_FEW]) + f" and {more} more" if more > 0 else ", ".join(details)
 
 
 def to_csv(table: Table) -> str:

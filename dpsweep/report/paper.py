@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -109,6 +109,8 @@ class Paper:
         compare: the stage whose contrasts are tested, the label, the reference and the metrics' names; None for no tests.
         datasets: its datasets in order, with the names that it prints.
         method: what it calls a configuration's mechanism and optimizer together; None where it compares models.
+        printed: whether there is a paper at all whose numbers stand beside the measured ones.
+        apart: models that no test compares with others, each with a sentence that says so.
     """
 
     name: str
@@ -121,6 +123,8 @@ class Paper:
     compare: tuple[str, str, str, tuple[str, ...]] | None
     datasets: Mapping[str, str]
     method: Callable[[Mapping[str, Any]], str | None] | None = None
+    printed: bool = True
+    apart: Mapping[str, str] = field(default_factory=dict)
 
     def choose(self, names: str) -> tuple[Item, ...]:
         """The tables and figures of a list such as "table3,figure2".

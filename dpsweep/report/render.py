@@ -184,12 +184,14 @@ def _paper_contrasts(paper: Paper, evidence: Evidence) -> tuple[list[Table], lis
     words: list[str] = []
     for execution in evidence.executions:
         runs = [run for place, cell in evidence.cells.items() if place.stage == stage and place.execution == execution
-                for run in cell]  # fmt: skip
+                for run in cell if run.labels["model"] not in paper.apart]  # fmt: skip
         if any(run.labels[by] == reference for run in runs if run.budget.private):
             several = len(evidence.executions) > 1
             made, said = _contrasts(regroup(runs), {}, compare, f"contrasts_repeat{execution}" if several else "contrasts")
             found += made
             words += [f"Repeat {execution}: {sentence}" if several else sentence for sentence in said]
+    models = {run.labels["model"] for place, cell in evidence.cells.items() if place.stage == stage for run in cell}
+    words += [sentence for model, sentence in paper.apart.items() if model in models]
     return found, words
 
 

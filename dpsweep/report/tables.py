@@ -24,7 +24,7 @@ class Sample:
 
     values: dict[int, float]
     expected: int
-    gaps: tuple[str, ...]  # one phrase a run without a value, or with one that needs a word
+    gaps: tuple[tuple[str, str], ...]  # (what, id) of each run without a value, or with one that needs a word
     marks: tuple[tuple[str, str, str], ...]  # (symbol, text, detail) of notes on the guarantee or the time
 
     @property
@@ -55,13 +55,13 @@ def sample(runs: Sequence[Run], metric: Metric) -> Sample:
         if value is not None:
             values[run.seed] = value
         if run.record is None:
-            gaps.append(f"missing: {run.id}")
+            gaps.append(("missing:", run.id))
         elif run.done is None:
-            gaps.append(f"failed ({(run.record['error'] or {}).get('type', 'no error type recorded')}): {run.id}")
+            gaps.append((f"failed ({(run.record['error'] or {}).get('type', 'no error type recorded')}):", run.id))
         elif run.done["diverged"]:
-            gaps.append(f"diverged, {'counted' if value is not None else 'no value'}: {run.id}")
+            gaps.append((f"diverged, {'counted' if value is not None else 'no value'}:", run.id))
         elif value is None:
-            gaps.append(f"undefined: {run.id}")
+            gaps.append(("undefined:", run.id))
     marks = dict.fromkeys(found for run in runs if (found := shortfall(run)) is not None)
     if metric.timed and any(run.done is not None and not run.done["alone"] for run in runs):
         marks[*SHARED, ""] = None
@@ -71,8 +71,8 @@ def sample(runs: Sequence[Run], metric: Metric) -> Sample:
 def cell_marks(cell: Sample, notes: Footnotes) -> str:
     """All marks of a cell, with its notes registered."""
     marks = [notes.mark(*found) for found in cell.marks]
-    if cell.n and cell.gaps:
-        marks.append(notes.mark("", "; ".join(cell.gaps)))
+    if cell.n:
+        marks += [notes.mark("", *gap) for gap in cell.gaps]
     return "".join(dict.fromkeys(marks))
 
 

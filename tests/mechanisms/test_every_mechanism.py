@@ -18,7 +18,7 @@ CLAIMED = [m for m in PRIVATE if m not in PROVED]
 
 
 def run(mechanism, *overrides):
-    items = [("mechanism", mechanism), ("model", "rvfl"), *partner("mechanism", mechanism), *usable(mechanism, ("epochs", 2))]
+    items = [("mechanism", mechanism), ("model", "dense"), *partner("mechanism", mechanism), *usable(mechanism, ("epochs", 2))]
     config = COMPOSER.compose([*items, *parse(["dataset=breast_cancer", "device=cpu", "threads=1", *overrides])[0]])
     record = run_task(Task.from_config(config), Settings.from_config(config))
     assert record["status"] == "done", record["error"]

@@ -1,6 +1,8 @@
 """DP-Hero: what its noise and clip are, and what its epsilon covers."""
 
 import dataclasses
+from fractions import Fraction
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import pytest
@@ -10,7 +12,9 @@ from hypothesis import given, settings
 from zoo import COMPOSER, batch, make
 
 from dpsweep.build import build
+from dpsweep.config import parse
 from dpsweep.errors import UsageError
+from dpsweep.mechanisms.anisotropic import _fewer
 from dpsweep.mechanisms.base import State, Target
 from dpsweep.mechanisms.gaussian import Gaussian
 from dpsweep.mechanisms.hero import Hero, HeroClaimed
@@ -19,7 +23,10 @@ from dpsweep.privacy.accounting import SampledGaussian, epsilon
 from dpsweep.privacy.anisotropic import RowMap, row_map
 from dpsweep.privacy.ledger import LedgerError
 from dpsweep.privacy.noise import Randomness
-from dpsweep.training.loop import train
+from dpsweep.runner import attempt
+from dpsweep.tasks import Settings, Task
+from dpsweep.training.engines import prepare
+from dpsweep.training.loop import LoopData, train
 
 KEYS = {
     "max_grad_norm": 1.0,
@@ -58,11 +65,11 @@ def maps_of(mechanism, model="dense", kind="table", seed=3):
 
 @pytest.mark.parametrize("clip", ["l2", "mahalanobis"])
 @pytest.mark.parametrize("normalise", ["min", "trace", "max"])
-@pytest.mark.parametrize("model", ["dense", "rvfl", "cnn"])
-def test_an_isotropic_shape_is_dp_sgd_bit_for_bit(clip, normalise, model):
+@pytest.mark.parametrize(("model", "kind"), [("dense", "table"), ("frozen_matched", "gray"), ("cnn", "table")])
+def test_an_isotropic_shape_is_dp_sgd_bit_for_bit(clip, normalise, model, kind):
     ends = []
     for mechanism in (Isotropic(**(KEYS | {"clip": clip, "normalise": normalise, "s_floor": 1.0})), Gaussian(1.0)):
-        network, plan, data = opened(mechanism, model=model, seed=5, dtype=torch.float32)
+        network, plan, data = opened(mechanism, model=model, kind=kind, seed=5, dtype=torch.float32)
         ends.append(train(mechanism, plan, network, data, sgd).state.theta)
     assert torch.equal(*ends)
 
@@ -147,9 +154,47 @@ def test_without_a_bound_nothing_is_proved_and_the_run_says_what_it_spent(keys):
     assert "No privacy of the released model is proved" in promise.text
 
 
-def test_the_example_of_what_a_least_weight_costs():
-    from fractions import Fraction
+def test_what_a_lost_checkpoint_spent_is_not_known():
+    mechanism = claimed(normalise="trace")
+    network, plan, _ = opened(mechanism)
+    plan = dataclasses.replace(plan, repeated=(2,))
+    x, y, _ = batch(network, "table", 40)
+    data = LoopData(prepare("default", network, x, "lost", None), y, network, plan, 10, Randomness.seeded(1), "none")
+    run = train(mechanism, plan, network, data, sgd)
+    promise = mechanism.guarantee(plan, run.ledger, RDP, Target(epsilon=2.0))
+    assert promise.epsilon is None and promise.epsilon_realised is None
+    assert "lost with a checkpoint" in promise.text and "inf" not in promise.text
 
+
+def test_a_claimed_run_that_lost_a_checkpoint_has_a_record(tmp_path):
+    given = ["dataset=breast_cancer", "model=dense", "mechanism=hero_claimed", "epochs=1", "threads=1", f"output_dir={tmp_path}"]
+    config = COMPOSER.compose(parse(given)[0])
+    task, lost = Task.from_config(config), tmp_path / "records" / "checkpoints"
+    lost.mkdir(parents=True)
+    (lost / f"{task.id}.3.{'0' * 16}.pt").write_bytes(b"damaged")
+    status, record = attempt(task, Settings.from_config(config), alone=True)
+    assert status == "done" and record["epsilon"] is None and record["epsilon_realised"] is None
+    assert "what was spent isn't known" in record["guarantee_text"] and "A checkpoint after 3 steps" in record["guarantee_text"]
+
+
+def test_a_reading_by_privacy_loss_distributions_is_of_few_and_never_less():
+    q = Fraction(1, 4)
+    events = [(SampledGaussian(q, (400 + 3 * i) / 1000), 1 + i % 3) for i in range(100)]
+    fewer = _fewer(events)
+    assert len(fewer) <= 16 and sum(count for _, count in fewer) == sum(count for _, count in events)
+    spread = [event.noise_multiplier for event, count in events for _ in range(count)]
+    told = [event.noise_multiplier for event, count in fewer for _ in range(count)]
+    assert all(0 <= true - low < 0.03 for true, low in zip(sorted(spread), sorted(told), strict=True))
+    assert sorted(_fewer(events[:16]), key=repr) == sorted(events[:16], key=repr)
+    mechanism, seen, ledger = claimed(normalise="trace"), [], SimpleNamespace(events=lambda: events)
+    plan = mechanism.calibrate(schedule(), Target(noise_multiplier=1.0), RDP)
+    for accountant in ("pld", "rdp"):
+        account = SimpleNamespace(accountant=accountant, delta=1e-5, epsilon=lambda events: seen.append(len(events)) or 1.0)
+        mechanism.guarantee(plan, ledger, account, Target(epsilon=2.0))
+    assert seen == [len(fewer), 100]
+
+
+def test_the_example_of_what_a_least_weight_costs():
     for s_min, expected in ((1.0, 1.560), (0.9, 1.995), (0.7, 4.064), (0.5, 12.80), (0.3, 80.5)):
         spent = epsilon([(SampledGaussian(Fraction(256, 60000), s_min), 3515)], 1e-5).epsilon
         assert spent == pytest.approx(expected, rel=5e-4)
@@ -212,8 +257,10 @@ def test_less_noise_than_planned_is_refused():
         mechanism.step(mechanism.start(thin, network, sgd), data)
 
 
-@pytest.mark.parametrize("keys", [{"direction": "up"}, {"ridge": 0}, {"ridge": -1.0}, {"normalise": "mean"}, {"s_floor": 1.5},
-                                  {"s_floor": -0.1}, {"clip": "l1"}, {"refresh": 0}, {"normalise": "trace"}])  # fmt: skip
+@pytest.mark.parametrize("keys", [
+    {"direction": "up"}, {"ridge": 0}, {"ridge": -1.0}, {"ridge": 9e-4}, {"ridge": 1e-12}, {"normalise": "mean"},
+    {"normalise": "trace"}, {"s_floor": 1.5}, {"s_floor": -0.1}, {"s_floor": 1e-300}, {"s_floor": 9e-4}, {"clip": "l1"},
+    {"refresh": 0}])  # fmt: skip
 def test_keys_that_make_no_sense_are_refused_by_name(keys):
     with pytest.raises(UsageError, match=f"mechanism.{next(iter(keys))}="):
         build("mechanism", COMPOSER.node("mechanism", "hero") | keys)
@@ -229,6 +276,44 @@ def test_weights_that_say_nothing_give_the_identity():
     mechanism = hero()
     for matrix in (torch.zeros(3, 4), torch.ones(3, 4), torch.full((3, 4), torch.nan), torch.randn(1, 4), torch.randn(4)):
         assert mechanism._normalised(matrix.flatten(), torch.nn.Parameter(matrix)) is None
+
+
+@pytest.mark.parametrize("direction", ["inverse", "aligned"])
+@pytest.mark.parametrize("rows", [(16, 9), (10, 128), (128, 256), (256, 784), (512, 1152)])
+def test_the_least_ridge_has_a_bound_for_every_spectrum(direction, rows):
+    """The worst one: all but one variance just above what counts as none, so that their vectors are mostly rounding."""
+    mechanism = hero(direction=direction, ridge=1e-3)
+    for seed, small in enumerate((1.0, 1e-2, 1.1e-5)):
+        generator, k = torch.Generator().manual_seed(seed), min(rows)
+        sides = [torch.linalg.qr(torch.randn(n, k, generator=generator, dtype=torch.float64))[0] for n in rows]
+        values = torch.full((k,), small, dtype=torch.float64)
+        values[0] = 1.0
+        matrix = ((sides[0] * values) @ sides[1].T).float()
+        row = mechanism.map_of(matrix)
+        unused = row.basis.shape[1] == len(row.basis)
+        least = min(float(row.weights.min()), *([] if unused else [row.rest]), float("inf"))
+        assert 0.6 * least < row.least <= least
+        assert mechanism._normalised(matrix.flatten(), torch.nn.Parameter(matrix))[3] >= 1
+
+
+def test_a_map_without_a_bound_is_no_identity_but_an_error():
+    class Wild(Hero):
+        def map_of(self, matrix):
+            n = matrix.shape[1]
+            basis = torch.eye(n, 2, dtype=matrix.dtype) + 1e-3
+            return row_map(basis, torch.tensor([1.0, 1e-9], dtype=torch.float64), 1.0)
+
+    with pytest.raises(UsageError, match=r"Wild: .*rows of 4 numbers.*no bound above 0.*more ridge"):
+        Wild(**KEYS)._normalised(torch.randn(12), torch.nn.Parameter(torch.randn(3, 4)))
+
+
+@pytest.mark.parametrize("keys", [{"normalise": "min"}, {"clip": "mahalanobis"}])
+@pytest.mark.parametrize("model", ["rvfl", "frozen_matched", "logistic_raw"])
+def test_a_model_without_anything_to_shape_is_refused(keys, model):
+    mechanism = hero(**keys)
+    with pytest.raises(UsageError, match=r"nothing to shape: .*has two rows.*mechanism=gaussian is the same"):
+        mechanism.start(None, make(model, "table"), sgd)  # two classes: a head of one row
+    mechanism.start(None, make(model, "wide"), sgd)
 
 
 def test_the_readme_idea_of_another_shape_trains_within_its_bound():

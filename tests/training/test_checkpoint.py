@@ -29,7 +29,8 @@ class Killed(BaseException):
 
 def compose(folder, *overrides, mechanism="gaussian"):
     unused = COMPOSER.node("mechanism", mechanism).get("unused", ())
-    items = [("mechanism", mechanism), ("model", "rvfl"), *partner("mechanism", mechanism)]
+    model = "dense" if mechanism.startswith("hero") else "rvfl"  # a head of one row has nothing for hero to shape
+    items = [("mechanism", mechanism), ("model", model), *partner("mechanism", mechanism)]
     items += [item for item in (("epochs", 4),) if item[0] not in unused]
     given = ["dataset=breast_cancer", "device=cpu", "threads=1", "checkpoint.every=5", f"output_dir={folder}", *overrides]
     config = COMPOSER.compose([*items, *parse(given)[0]])
