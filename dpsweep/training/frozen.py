@@ -115,7 +115,8 @@ class HeadEngine:
                 logits = torch.addmm(logits, block, piece.t())
             r = residuals(logits, labels)
             if metric is not None and metric[0] is not None:  # |S^-1 z|, in place of |z|
-                norms = row_squares(metric[0].inverse(torch.cat(blocks, dim=1))).add_(1).sqrt_()
+                mapped = metric[0].inverse(torch.cat(blocks, dim=1)).split(columns, dim=1)  # summed as the features' own are
+                norms = sum(map(row_squares, mapped), start=norms.new_ones(len(norms))).sqrt_()
             if weigh is not None:
                 factors = weigh(torch.linalg.vector_norm(r, dim=1, dtype=torch.float64).mul_(norms))
                 if not float(factors.amin()) > 0:  # a zero weight doesn't remove a NaN: take the rows out

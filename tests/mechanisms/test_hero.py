@@ -65,7 +65,7 @@ def maps_of(mechanism, model="dense", kind="table", seed=3):
 
 @pytest.mark.parametrize("clip", ["l2", "mahalanobis"])
 @pytest.mark.parametrize("normalise", ["min", "trace", "max"])
-@pytest.mark.parametrize(("model", "kind"), [("dense", "table"), ("frozen_matched", "gray"), ("cnn", "table")])
+@pytest.mark.parametrize(("model", "kind"), [("dense", "table"), ("frozen_matched", "gray"), ("rvfl", "gray"), ("cnn", "table")])
 def test_an_isotropic_shape_is_dp_sgd_bit_for_bit(clip, normalise, model, kind):
     ends = []
     for mechanism in (Isotropic(**(KEYS | {"clip": clip, "normalise": normalise, "s_floor": 1.0})), Gaussian(1.0)):
