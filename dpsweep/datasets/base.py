@@ -12,6 +12,7 @@ import numpy as np
 from dpsweep.errors import UsageError
 
 SPLITS = ("dp_rvfl", "official", "subset", "subset_tuning")
+OWN_VALIDATION = "official_validation"  # of a dataset whose files have a validation part
 LARGEST = 2**30  # bytes that are read of a file of a known dataset, packed or unpacked; the largest true one has 225 million
 SUBSET_TRAIN, SUBSET_TEST = 5000, 2000  # images of the FO-DP-SGD paper's subsets
 VERIFIED_SPLIT, VERIFIED_SEED = "dp_rvfl", 2026  # the split whose fingerprints and class counts the readers know
@@ -115,6 +116,11 @@ def assemble(
 
 def permutation(n: int, split: str, split_seed: int) -> np.ndarray:
     """The permutation that every split but `official` cuts: `numpy.random.default_rng(split_seed).permutation(n)`."""
+    if split == OWN_VALIDATION:
+        raise UsageError(
+            f"split={split}: this dataset's files have no validation part of their own (dermamnist's have). Use "
+            "split=subset_tuning, which takes one from the training data"
+        )
     if split not in SPLITS:
         raise UsageError(f"The split {split!r} is not known. Choose one of: {', '.join(SPLITS)}.")
     if isinstance(split_seed, bool) or not isinstance(split_seed, int) or split_seed < 0:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dpsweep.datasets.base import (
+    OWN_VALIDATION,
     VERIFIED_SEED,
     VERIFIED_SPLIT,
     Dataset,
@@ -29,8 +30,9 @@ _PARTS = ("train", "val", "test")
 class DermaMNIST:
     """DermaMNIST (Yang et al., 2023, of HAM10000): dermatoscopic images of 28x28, 7,007 + 1,003 + 2,005, seven classes.
 
-    MedMNIST's own validation images are kept apart: they are read by no split. So `dp_rvfl` and `official` mean the same: all
-    official training images, in the file's order, judged on the official test set.
+    The parts are MedMNIST's own. So `dp_rvfl` and `official` mean the same: all official training images, in the file's order,
+    judged on the official test set. `official_validation` trains on the same and is judged on the validation images, which no
+    other split reads: what is chosen there has not seen the test set.
 
     Args:
         profile: raw01 (None), fixed_centered or half_resolution.
@@ -53,15 +55,18 @@ class DermaMNIST:
         """Images as float32 by the profile; the split seed changes nothing.
 
         Raises:
-            UsageError: the file is broken, or the split is neither `dp_rvfl` nor `official`.
+            UsageError: the file is broken, or the split is none of `dp_rvfl`, `official` and `official_validation`.
         """
-        if split not in ("dp_rvfl", "official"):
-            raise UsageError(f"split={split}: dataset={self.name} has its own three parts. Use split=official")
+        if split not in ("dp_rvfl", "official", OWN_VALIDATION):
+            raise UsageError(
+                f"split={split}: dataset={self.name} has its own three parts. Use split=official, or {OWN_VALIDATION} to tune"
+            )
+        judge, left_out = ("val", "test") if split == OWN_VALIDATION else ("test", "val")
         arrays = self._read(data_dir)
         official = hashlib.md5(read_bytes(data_dir / self.file), usedforsecurity=False).hexdigest() == self.md5
-        parts = (arrays["train"], arrays["test"])
+        parts = (arrays["train"], arrays[judge])
         train, test = ((apply_profile(x, np.arange(len(x)), self._profile, None), y) for x, y in parts)
-        unused = len(arrays["val"][1])
+        unused = len(arrays[left_out][1])
         return assemble(self.name, "image", train, test, self.classes, official, self.file, unused)
 
     def verify(self, data_dir: Path) -> list[Finding]:

@@ -26,13 +26,15 @@ def write(folder: Path, **changes) -> dict[str, np.ndarray]:
     return arrays
 
 
-@pytest.mark.parametrize("split", ["official", "dp_rvfl"])
-def test_the_parts_are_medmnists_own(tmp_path, split):
+@pytest.mark.parametrize(
+    ("split", "judge", "unused"), [("official", "test", 6), ("dp_rvfl", "test", 6), ("official_validation", "val", 8)]
+)
+def test_the_parts_are_medmnists_own(tmp_path, split, judge, unused):
     arrays = write(tmp_path)
     d = DermaMNIST().load(tmp_path, split, 5)
     d.check((3, 28, 28), 7)
-    assert (d.name, d.kind, d.official, d.source, d.unused) == ("dermamnist", "image", False, "dermamnist.npz", 6)
-    for x, y, part in ((d.x_train, d.y_train, "train"), (d.x_test, d.y_test, "test")):
+    assert (d.name, d.kind, d.official, d.source, d.unused) == ("dermamnist", "image", False, "dermamnist.npz", unused)
+    for x, y, part in ((d.x_train, d.y_train, "train"), (d.x_test, d.y_test, judge)):
         assert np.array_equal(x, arrays[f"{part}_images"].transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255))
         assert np.array_equal(y, arrays[f"{part}_labels"][:, 0])
 
@@ -87,7 +89,7 @@ def test_what_is_missing_and_which_splits_there_are(tmp_path):
     with pytest.raises(MissingData, match=r"dermamnist.npz.*dpsweep data fetch dermamnist"):
         DermaMNIST().check(tmp_path)
     write(tmp_path)
-    with pytest.raises(UsageError, match=r"split=subset.*Use split=official"):
+    with pytest.raises(UsageError, match=r"split=subset.*Use split=official, or official_validation"):
         DermaMNIST().load(tmp_path, "subset", 1)
 
 

@@ -170,8 +170,14 @@ def test_a_training_set_too_small_for_a_subset_is_refused():
         split_images(1, 10, "subset_tuning", 1, "x")
 
 
+def test_data_without_a_validation_part_names_the_split_that_makes_one():
+    for cut in (split_images, lambda n, *rest: split_table(n, *rest[1:])):
+        with pytest.raises(UsageError, match=r"split=official_validation: .*Use split=subset_tuning"):
+            cut(100, 20, "official_validation", 1, "x")
+
+
 def test_an_unknown_split_is_refused_with_those_there_are():
-    with pytest.raises(UsageError, match="split=half: dp_rvfl, official, subset or subset_tuning is needed"):
+    with pytest.raises(UsageError, match="split=half: dp_rvfl, official, subset, subset_tuning or official_validation is"):
         Composer().compose([("split", "half")])
 
 
