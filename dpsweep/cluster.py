@@ -25,7 +25,7 @@ from typing import Any, cast
 
 from dpsweep.errors import UsageError
 from dpsweep.executors import HEAVY, Outcome, Stop, TaskQueue, affinity, ended, overdue
-from dpsweep.provenance import data_of
+from dpsweep.provenance import data_of, edition
 from dpsweep.records import Records
 from dpsweep.tasks import PROTOCOL, Settings, Task, available_cores, default_data_dir
 
@@ -299,8 +299,6 @@ class _Worker:
 
 
 def _edition() -> str:
-    from dpsweep.runner import edition
-
     return f"dpsweep {edition()}, protocol {PROTOCOL}"
 
 

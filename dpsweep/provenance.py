@@ -1,10 +1,15 @@
-"""Which records may stand together: of one protocol version, and of one and the same data. Imports neither torch nor opacus."""
+"""What made a record, and which records may stand together: of one protocol version, and of one and the same data. Imports
+neither torch nor opacus."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
+import platform
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +117,30 @@ def _why_not(record: Record, names: set[str]) -> str:
 def summed_up(reasons: Mapping[str, str]) -> list[str]:
     """Reasons by id as lines with counts."""
     return [f"{_count(count)} {why}" for why, count in Counter(reasons.values()).most_common()]
+
+
+_COMPUTING = ("mechanisms/*", "privacy/*", "training/*", "models/*", "datasets/*", "build", "metrics", "resources", "runner")
+
+
+@functools.cache
+def edition() -> str:
+    """The version of dpsweep, with a digest of the modules that compute results: two states of the code have two editions."""
+    here = Path(__file__).parent
+    files = sorted(file for part in _COMPUTING for file in here.glob(f"{part}.py"))
+    digest = hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in files))
+    return f"{version('dpsweep')}+{digest.hexdigest()[:10]}"
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Versions of what computes the result."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in ("torch", "opacus", "numpy", "scipy", "scikit-learn", "dp-accounting", "hydra-core"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found | {"dpsweep": edition()}
 
 
 def versions_in_words(records: Iterable[Mapping[str, Any]], packages: Sequence[str] = ("dpsweep", "torch")) -> str | None:

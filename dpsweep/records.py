@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dpsweep.errors import OutputError, UsageError
 from dpsweep.record_types import mistyped
@@ -294,10 +294,7 @@ class Records:
             write_through(partial, text.encode())
             self._place(partial, name, earlier is not None)
             if weights is not None:
-                with room.open("r+b") as file:  # in place: what was taken isn't given back
-                    file.write(weights)
-                    file.flush()
-                    os.fsync(file.fileno())
+                write_through(room, weights, "r+b")  # in place: what was taken isn't given back
                 os.replace(room, self.model_path(name))
         return record
 
@@ -370,9 +367,9 @@ class Records:
         return target / f"{name}.{uuid.uuid4().hex[:8]}.json"
 
 
-def write_through(path: Path, content: bytes) -> None:
-    """Write a new file down to the disk."""
-    with path.open("xb") as file:
+def write_through(path: Path, content: bytes, mode: Literal["xb", "r+b"] = "xb") -> None:
+    """Write a new file, or over the beginning of one, down to the disk."""
+    with path.open(mode) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -9,14 +9,12 @@ import inspect
 import io
 import json
 import math
-import platform
 import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from dpsweep.build import build, plan_of, target_class, target_of
 from dpsweep.errors import OutputError, UsageError
 from dpsweep.mechanisms.base import Guarantee, Plan
 from dpsweep.metrics import majority_accuracy
-from dpsweep.provenance import data_of
+from dpsweep.provenance import data_of, versions
 from dpsweep.records import FIELDS, Records
 from dpsweep.tasks import Settings, Task
 
@@ -345,30 +343,6 @@ def _code_of(values: Mapping[str, Any]) -> dict[str, str]:
     files = {group: inspect.getfile(target_class(group, values[group])) for group in ("dataset", "model", "mechanism")}
     own = {group: hashlib.sha256(Path(file).read_bytes()).hexdigest() for group, file in files.items()}
     return own | {name: versions()[name] for name in ("dpsweep", "torch")}
-
-
-_COMPUTING = ("mechanisms/*", "privacy/*", "training/*", "models/*", "datasets/*", "build", "metrics", "resources", "runner")
-
-
-@functools.cache
-def edition() -> str:
-    """The version of dpsweep, with a digest of the modules that compute results: two states of the code have two editions."""
-    here = Path(__file__).parent
-    files = sorted(file for part in _COMPUTING for file in here.glob(f"{part}.py"))
-    digest = hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in files))
-    return f"{version('dpsweep')}+{digest.hexdigest()[:10]}"
-
-
-@functools.cache
-def versions() -> dict[str, str]:
-    """Versions of what computes the result."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in ("torch", "opacus", "numpy", "scipy", "scikit-learn", "dp-accounting", "hydra-core"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found | {"dpsweep": edition()}
 
 
 OUT_OF_MEMORY = "OutOfMemory"  # the type of every error that half the physical batch may mend

@@ -34,7 +34,7 @@ from typing import Any
 import bench_contestants as contestants
 import numpy as np
 
-from dpsweep import runner
+from dpsweep import provenance
 from dpsweep.build import build, schedule_of
 from dpsweep.errors import UsageError
 from dpsweep.tasks import available_cores
@@ -287,7 +287,7 @@ def machine() -> dict[str, Any]:
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     cpu = next(names, platform.processor())
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return {"cpu": cpu, "cores": available_cores(), "load_at_start": load, "versions": runner.versions()}
+    return {"cpu": cpu, "cores": available_cores(), "load_at_start": load, "versions": provenance.versions()}
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:

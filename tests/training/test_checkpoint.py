@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -204,7 +205,7 @@ def test_another_state_of_the_code_is_told(tmp_path, monkeypatch):
     file.write_text(file.read_text() + "    # charges five times a step\n")
     after = runner._code_of(plan.values)
     assert [key for key in before if before[key] != after[key]] == ["mechanism"]
-    assert before["dpsweep"].split("+")[0] == runner.version("dpsweep") and len(before["dpsweep"].split("+")[1]) == 10
+    assert before["dpsweep"].split("+")[0] == version("dpsweep") and len(before["dpsweep"].split("+")[1]) == 10
 
 
 def test_other_data_is_not_gone_on_with(tmp_path, monkeypatch):
