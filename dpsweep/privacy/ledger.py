@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
-from dpsweep.privacy.accounting import Event, SampledGaussian, dominates, event_from_json, merged_noise_multiplier
+from dpsweep.privacy.accounting import Event, PureDP, SampledGaussian, Unbounded, event_from_json, merged_noise_multiplier
+
+_RELATIVE_SLACK = 1e-12  # two routes to one noise multiplier may differ by rounding
 
 
 class LedgerError(Exception):
@@ -109,6 +111,35 @@ class Ledger:
                 f"Step {self.steps_taken + 1} would release {_describe(charged)}, but its plan allows "
                 f"{_describe(allowed)}. Add more noise, or plan for what the step does."
             )
+
+
+def dominates(allowed: tuple[Event, ...], charged: tuple[Event, ...]) -> bool:
+    """Whether the charged events spend no more than the allowed ones, whatever the accountant.
+
+    Each charged event needs an allowed event of its own kind to itself: the same sample rate and at least its noise
+    multiplier (to 1e-12), or at most its pure epsilon. An unbounded read is within the plan if, and only if, the
+    plan allows one; then any number is, since nothing is proved any more.
+    """
+    if any(isinstance(e, Unbounded) for e in charged) and not any(isinstance(e, Unbounded) for e in allowed):
+        return False
+
+    def costs(events: tuple[Event, ...]) -> dict[Fraction | None, list[float]]:
+        """Ascending noise multipliers by sample rate, and pure epsilons, negated and ascending, under None."""
+        found: dict[Fraction | None, list[float]] = {}
+        for event in events:
+            if isinstance(event, SampledGaussian):
+                found.setdefault(event.sample_rate, []).append(event.noise_multiplier)
+            elif isinstance(event, PureDP):
+                found.setdefault(None, []).append(-event.epsilon)
+        return {kind: sorted(values) for kind, values in found.items()}
+
+    # Within one kind the events are totally ordered, so a matching exists iff the sorted lists match one by one.
+    room = costs(allowed)
+    return all(
+        len(values) <= len(room.get(kind, ()))
+        and all(c >= a - _RELATIVE_SLACK * abs(a) for c, a in zip(values, room[kind], strict=False))
+        for kind, values in costs(charged).items()
+    )
 
 
 def _describe(events: tuple[Event, ...]) -> str:

@@ -17,7 +17,6 @@ from dpsweep.privacy.accounting import (
     SampledGaussian,
     Spent,
     Unbounded,
-    dominates,
     epsilon,
     event_from_json,
     merged_noise_multiplier,
@@ -219,27 +218,6 @@ def test_merged_noise_spends_what_the_unsampled_releases_spend_together(multipli
     together = sum(rdp(SampledGaussian(Fraction(1), z)) for z in multipliers)
     merged = SampledGaussian(Fraction(1), merged_noise_multiplier(multipliers))
     np.testing.assert_allclose(rdp(merged), together, rtol=1e-12)
-
-
-def test_dominates_matches_each_charge_to_an_allowance_of_its_own():
-    one, two = SampledGaussian(Q, 1.0), SampledGaussian(Q, 2.0)
-    assert dominates((one,), ()) and dominates((one,), (one,)) and dominates((one,), (two,))
-    assert not dominates((two,), (one,)) and not dominates((one,), (one, one)) and not dominates((), (one,))
-    assert dominates((one, two), (two, one)) and dominates((one, two), (two, two))
-    assert not dominates((one, two), (one, one))
-    assert dominates((one,), (SampledGaussian(Q, 1 - 1e-13),))
-    assert not dominates((one,), (SampledGaussian(Q, 1 - 1e-11),))
-    assert not dominates((one,), (SampledGaussian(Q / 2, 1.0),))
-    assert dominates((PureDP(1, "a"), one), (one, PureDP(0.5, "a")))
-    assert not dominates((PureDP(1, "a"),), (PureDP(1.1, "a"),))
-    assert not dominates((PureDP(1, "a"), one), (PureDP(1, "a"), PureDP(0.5, "a")))
-
-
-def test_dominates_lets_unprotected_reads_pass_only_where_planned():
-    read = Unbounded("gradient")
-    assert not dominates((SampledGaussian(Q, 1.0),), (read,))
-    assert dominates((read,), (read, Unbounded("loss")))
-    assert not dominates((read,), (SampledGaussian(Q, 1.0),))
 
 
 def test_flushed_denormals_leave_the_account_alone():

@@ -3,7 +3,7 @@ from fractions import Fraction
 import pytest
 
 from dpsweep.privacy.accounting import PureDP, SampledGaussian, Unbounded
-from dpsweep.privacy.ledger import Ledger, LedgerError
+from dpsweep.privacy.ledger import Ledger, LedgerError, dominates
 
 Q = Fraction(1, 10)
 ONE = SampledGaussian(Q, 1.0)
@@ -128,3 +128,24 @@ def test_a_step_may_be_allowed_a_second_batch_now_and_then():
 def test_a_negative_number_of_steps_is_refused():
     with pytest.raises(ValueError, match="steps"):
         Ledger(lambda step: (), -1)
+
+
+def test_dominates_matches_each_charge_to_an_allowance_of_its_own():
+    one, two = SampledGaussian(Q, 1.0), SampledGaussian(Q, 2.0)
+    assert dominates((one,), ()) and dominates((one,), (one,)) and dominates((one,), (two,))
+    assert not dominates((two,), (one,)) and not dominates((one,), (one, one)) and not dominates((), (one,))
+    assert dominates((one, two), (two, one)) and dominates((one, two), (two, two))
+    assert not dominates((one, two), (one, one))
+    assert dominates((one,), (SampledGaussian(Q, 1 - 1e-13),))
+    assert not dominates((one,), (SampledGaussian(Q, 1 - 1e-11),))
+    assert not dominates((one,), (SampledGaussian(Q / 2, 1.0),))
+    assert dominates((PureDP(1, "a"), one), (one, PureDP(0.5, "a")))
+    assert not dominates((PureDP(1, "a"),), (PureDP(1.1, "a"),))
+    assert not dominates((PureDP(1, "a"), one), (PureDP(1, "a"), PureDP(0.5, "a")))
+
+
+def test_dominates_lets_unprotected_reads_pass_only_where_planned():
+    read = Unbounded("gradient")
+    assert not dominates((SampledGaussian(Q, 1.0),), (read,))
+    assert dominates((read,), (read, Unbounded("loss")))
+    assert not dominates((read,), (SampledGaussian(Q, 1.0),))
