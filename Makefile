@@ -73,8 +73,9 @@ fo_%: .venv/.installed
 	$(DPSWEEP) run suite=fo_dp_sgd table=$* $(OPTIONS)
 	$(DPSWEEP) report suite=fo_dp_sgd table=$* $(OPTIONS)
 
+# A file's tests stay together: they share what is slow to set up, such as a Ray cluster.
 test: .venv/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # What CI runs in five rounds.
 storm: .venv/.installed
