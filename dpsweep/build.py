@@ -13,6 +13,7 @@ from typing import Any
 from dpsweep.checks import fraction
 from dpsweep.errors import UsageError
 from dpsweep.mechanisms.base import Account, Mechanism, Plan, Schedule, Target
+from dpsweep.privacy.accounting import AccountingError
 from dpsweep.privacy.sampling import protocol_numbers
 from dpsweep.tasks import DESCRIPTIVE
 
@@ -85,11 +86,17 @@ def plan_of(values: dict[str, Any]) -> tuple[Mechanism, Schedule, Account, Plan]
     """The mechanism of a configuration and its calibrated plan: no data is read, and torch isn't needed.
 
     Raises:
-        UsageError: no noise meets the budget, or the mechanism refuses its arguments.
+        UsageError: no noise meets the budget, a given noise has no epsilon, or the mechanism refuses its arguments.
     """
     mechanism = build("mechanism", values["mechanism"])
     schedule = schedule_of(values)
     # Without an accountant and a delta the guarantee is pure: such epsilons add up, whoever counts.
     accountant = values["accountant"]["name"] if values["accountant"] else "rdp"
     account = Account(accountant, values["delta"] or 0.0)
-    return mechanism, schedule, account, mechanism.calibrate(schedule, target_of(values), account)
+    plan = mechanism.calibrate(schedule, target_of(values), account)
+    if values["noise_multiplier"] is not None and not plan.unbounded():
+        try:
+            plan.epsilon(account)
+        except AccountingError as error:
+            raise UsageError(f"noise_multiplier={values['noise_multiplier']:g}: {error}") from error
+    return mechanism, schedule, account, plan

@@ -6,6 +6,13 @@ import math
 from typing import Any
 
 
+def charged(events: list[list[Any]]) -> str:
+    """A record's events in words."""
+    from dpsweep.privacy.accounting import event_from_json, in_words
+
+    return in_words((event_from_json(event), count) for event, count in events)
+
+
 def describe(record: dict[str, Any]) -> str:
     """A summary that a person understands: data, model, protocol, guarantee, metrics, times."""
     r = record
@@ -59,6 +66,8 @@ def describe(record: dict[str, Any]) -> str:
         over = ", ABOVE THE TARGET" if target and r["epsilon"] > r["target_epsilon"] else ""
         line("epsilon", f"{r['epsilon']:.6f} achieved{target} at delta {of('delta', 'g')}, "
                         f"proved for the released model{over}")  # fmt: skip
+        if r["events"] is not None:
+            line("charged", charged(r["events"]))
     elif r["target_epsilon"] is not None or r["target_noise_multiplier"] is not None:
         would = f" (with secure noise it would be {r['epsilon_if_secure']:.6f})" if r["epsilon_if_secure"] is not None else ""
         claimed = f"; merely claimed: {r['epsilon_claimed']:.6g}" if r["epsilon_claimed"] is not None and not would else ""

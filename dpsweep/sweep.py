@@ -198,9 +198,9 @@ def preflight(tasks: list[Task], settings: Settings) -> None:
         v = task.values
         for key, check in (
             (repr(v["dataset"]), lambda v=v: build("dataset", v["dataset"]).check(settings.data_dir)),
-            (repr([v[k] for k in ("mechanism", "model", "epsilon", "delta", "accountant")]
+            (repr([v[k] for k in ("mechanism", "model", "epsilon", "noise_multiplier", "delta", "accountant")]
                   + [v[k] for k in ("batch_size", "epochs", "sample_rate", "steps")]
-                  + [v["dataset"]["reference_size"]]), lambda v=v: plan_of(v)),
+                  + [v["dataset"][k] for k in ("reference_size", "classes")]), lambda v=v: plan_of(v)),
         ):  # fmt: skip
             if key not in seen:
                 seen.add(key)

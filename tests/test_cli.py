@@ -318,6 +318,10 @@ def test_calibrate_prints_what_a_noise_multiplier_spends(home):
     assert " of " not in out  # there is no target
     code, _, err = dpsweep(home, "calibrate", "noise_multiplier=1.1", "epsilon=2")
     assert code == 2 and "Give one of them" in err
+    code, _, err = dpsweep(home, "calibrate", "noise_multiplier=1e5", *paper[1:])  # RDP's grid of orders ends before it
+    assert code == 2 and "noise_multiplier=100000" in err and "accountant=pld, or less noise (a smaller" in err
+    code, out, _ = dpsweep(home, "calibrate", "mechanism=dp_sam", *paper)
+    assert code == 0 and out.endswith("charged are 12500 sampled Gaussians at q = 1/25, sigma 1.1\n")
 
 
 def test_the_closed_form_from_calibration_to_report(home):

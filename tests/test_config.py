@@ -46,7 +46,8 @@ BAD = [
     ("dataset.schedule.epochs=0", ["epochs=0"]),
     ("sample_rate=0.1", ["steps"]),
     ("sample_rate=2", ["sample_rate=2"]),
-    ("noise_multiplier=0", ["noise_multiplier=0", "above 0", "null"]),
+    ("noise_multiplier=0", ["noise_multiplier=0", "above 1e-6", "null"]),
+    ("noise_multiplier=1e200", ["noise_multiplier=1e+200", "below 1e6"]),
     ("noise_multiplier=-1", ["noise_multiplier=-1"]),
     ("noise_multiplier=nan", ["noise_multiplier=nan", "finite"]),
     ("noise_multiplier=inf", ["noise_multiplier=inf"]),
@@ -73,6 +74,12 @@ def test_a_mistake_is_refused_by_name(override, mentioned):
         compose(override)
     for part in mentioned:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["1", "-0.1", "nan", "true"])
+def test_a_momentum_that_can_only_diverge_is_refused(value):
+    with pytest.raises(UsageError, match="optimizer.momentum=.*at least 0 and below 1"):
+        compose("optimizer=sgd", f"optimizer.momentum={value}")
 
 
 def test_a_private_budget_needs_a_private_mechanism():

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dpsweep.privacy.accounting import Event, SampledGaussian, Unbounded, epsilon, merged_noise_multiplier
+from dpsweep.privacy.accounting import Event, SampledGaussian, Unbounded, epsilon, in_words, merged_noise_multiplier
 from dpsweep.privacy.calibration import Scaled, calibrate
 from dpsweep.privacy.sampling import Everything, Poisson, Shuffle
 
@@ -324,9 +324,11 @@ class Mechanism:
         """What calibration found, in words; None where nothing is sought."""
         if plan.noise_multiplier is None:
             return None
+        usual = dp_sgd_events(schedule.sample_rate, plan.noise_multiplier)
+        charged = "" if plan.step_events == usual else f"; charged are {in_words(plan.events())}"
         return (
             f"sigma {plan.noise_multiplier:.6f} gives epsilon {plan.epsilon(account):.6f}{of_target(target)} at "
-            f"{counted(account, schedule)}"
+            f"{counted(account, schedule)}{charged}"
         )
 
     def start(self, plan: Plan, model: torch.nn.Module, optimizer: Optimizer | None) -> State:

@@ -43,9 +43,9 @@ class DPAdamAC(Mechanism):
                  clip_range: tuple[float, float]) -> None:  # fmt: skip
         self.max_grad_norm = max_grad_norm
         self.quantile = number("quantile", quantile, above=0, below=1)
-        self.rate = number("rate", rate, above=0)
+        self.rate = number("rate", rate, above=0, below=100)
         self.count_noise = None if count_noise is None else number("count_noise", count_noise, above=0)
-        self.clip_range = pair("clip_range", clip_range, above=0)
+        self.clip_range = pair("clip_range", clip_range, above=1e-15, below=1e15)
         if not self.clip_range[0] <= max_grad_norm <= self.clip_range[1]:
             raise ValueError(
                 f"mechanism.clip_range={list(clip_range)}: a range that contains max_grad_norm={max_grad_norm} is needed"
@@ -87,4 +87,5 @@ class DPAdamAC(Mechanism):
         state.update(noisy.div_(data.normalizer))
         share = count / data.normalizer + 0.5
         low, high = self.clip_range
-        state.memory["clip"] = min(max(clip * math.exp(-self.rate * (share - self.quantile)), low), high)
+        factor = math.exp(min(-self.rate * (share - self.quantile), 700.0))  # beyond, exp overflows, and `high` decides anyway
+        state.memory["clip"] = min(max(clip * factor, low), high)

@@ -58,7 +58,7 @@ class DPIS(Mechanism):
         self.max_grad_norm = max_grad_norm
         self.norm_floor = number("norm_floor", norm_floor, above=0)
         self.probe_every = whole("probe_every", probe_every)
-        self.probe_noise = number("probe_noise", probe_noise, above=0)
+        self.probe_noise = number("probe_noise", probe_noise, above=1e-6, below=1e6)
         if norm_floor > 1:
             raise ValueError(f"mechanism.norm_floor={norm_floor}: at most 1 is needed, for no clipped norm is above C")
 

@@ -26,7 +26,7 @@ class DPSAM(Mechanism):
 
     def __init__(self, max_grad_norm: float, rho: float, batch: str) -> None:
         self.max_grad_norm = max_grad_norm
-        self.rho = number("rho", rho, above=0)
+        self.rho = number("rho", rho, above=0, below=1e15)
         self.batch = choice("batch", batch, "independent", "shared")
 
     def calibrate(self, schedule: Schedule, target: Target | None, account: Account) -> Plan:

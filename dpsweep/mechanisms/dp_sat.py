@@ -25,7 +25,7 @@ class DPSAT(Gaussian):
 
     def __init__(self, max_grad_norm: float, rho: float) -> None:
         super().__init__(max_grad_norm)
-        self.rho = number("rho", rho, above=0)
+        self.rho = number("rho", rho, above=0, below=1e15)
 
     def start(self, plan: Plan, model: torch.nn.Module, optimizer: Optimizer | None) -> State:
         """Nothing is released yet, so the first step is taken at theta itself."""

@@ -36,7 +36,7 @@ class Scheduled(Mechanism):
     def __init__(self, max_grad_norm: float, shape: str, final: float, stages: int) -> None:
         self.max_grad_norm = max_grad_norm
         self.shape = choice("shape", shape, "geometric", "linear")
-        self.final = number("final", final, above=0)
+        self.final = number("final", final, above=1e-6, below=1e6)
         self.stages = whole("stages", stages)
 
     def calibrate(self, schedule: Schedule, target: Target | None, account: Account) -> Plan:

@@ -17,6 +17,7 @@ Sources
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -115,6 +116,25 @@ def event_from_json(data: dict[str, Any]) -> Event:
         case {"event": "unbounded", "reason": reason}:
             return Unbounded(reason)
     raise ValueError(f"{data!r} is no privacy event; known are sampled_gaussian, pure_dp and unbounded")
+
+
+def in_words(events: Iterable[tuple[Event, int]]) -> str:
+    """What was charged, for people: "6250 sampled Gaussians at q = 2/25, sigma 1.1, and 250 at q = 2/25, sigma 4"."""
+    gaussians: dict[Fraction, Counter[float]] = defaultdict(Counter)
+    others: Counter[str] = Counter()
+    for event, count in events:
+        if isinstance(event, SampledGaussian):
+            gaussians[event.sample_rate][event.noise_multiplier] += count
+        else:
+            others[f"pure {event.epsilon:g}-DP" if isinstance(event, PureDP) else event.reason] += count
+    told = []
+    for rate, sigmas in gaussians.items():
+        if len(sigmas) > 3:
+            told.append((sigmas.total(), f"q = {rate}, sigma from {min(sigmas):g} to {max(sigmas):g}"))
+        else:
+            told += [(count, f"q = {rate}, sigma {sigma:g}") for sigma, count in sigmas.items()]
+    words = [f"{count} {'at' if i else 'sampled Gaussians at'} {what}" for i, (count, what) in enumerate(told)]
+    return ", and ".join([*words, *(f"{count} times {what}" for what, count in others.items())]) or "nothing"
 
 
 @dataclass(frozen=True)
@@ -301,7 +321,7 @@ def epsilon(events: Iterable[tuple[Event, int]], delta: float, accountant: str =
         raise AccountingError(
             f"RDP gives epsilon <= {spent.epsilon:.3g}, but at the largest order ({ORDERS[-1]:g}), where the bound "
             "isn't tight: there is so much noise that the grid of orders ends too early. Use accountant=pld, or less "
-            "noise (a larger epsilon)."
+            "noise (a smaller noise_multiplier, or a larger epsilon)."
         )
     return spent
 

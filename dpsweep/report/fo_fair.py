@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 from dpsweep.report.fo_methods import FAIR, SIGMA, TUNING, parts
 from dpsweep.report.load import METRICS
@@ -29,7 +30,7 @@ def places_of(evidence: Evidence, stage: str, models: Sequence[str], datasets: I
 
 def fair(evidence: Evidence, order: Sequence[str]) -> list[Table]:
     """Every method at one proved epsilon, each at its own tuned rate."""
-    budgets = evidence.budgets(FAIR)
+    budgets, here = evidence.budgets(FAIR), [place for place in evidence.cells if place.stage == FAIR]
     metric, notes, rows = METRICS["accuracy"], Footnotes(), []
     usual = max((len(runs) for place, runs in evidence.cells.items() if place.stage == FAIR), default=0)
     for dataset in evidence.datasets(FAIR):
@@ -42,9 +43,9 @@ def fair(evidence: Evidence, order: Sequence[str]) -> list[Table]:
     header = ["Dataset", "Method", *(f"{part} ε={budget:g}" for budget in budgets for part in ("lr", "accuracy"))]
     short = ["Dataset", "Method", *(part for _ in budgets for part in ("lr", "accuracy"))]
     caption = (
-        "Ours: test accuracy (%) of every method at the same proved ε, 50 epochs, each at the learning rate that did best on the "
-        "tuning part; mean ± sample SD over seeds. At one ε Post-FM over its own outputs is FO-DP-SGD, written otherwise. The "
-        "paired exact tests against DP-SGD stand under Contrasts."
+        f"Ours: test accuracy (%) of every method at the same proved ε, {epochs_of(evidence, here)}, each at the learning rate "
+        "shown (where a record says how it was chosen, that stands under Privacy); mean ± sample SD over seeds. At one ε Post-FM "
+        "over its own outputs is FO-DP-SGD, written otherwise. The paired exact tests against DP-SGD stand under Contrasts."
     )
     spans = [(f"ε={budget:g}", 2) for budget in budgets]
     return [Table("fair", caption, header, rows, 2, spans, short, len(evidence.datasets(FAIR)) > 1, notes.listed())]
@@ -59,6 +60,13 @@ def rates_of(evidence: Evidence, place: Place) -> str:
     configs = [run.config or {} for run in evidence.cells.get(place, [])]
     found = dict.fromkeys((config.get("optimizer") or config["mechanism"]).get("lr") for config in configs)
     return " / ".join(f"{rate:g}" for rate in found if rate is not None) or "—"
+
+
+def epochs_of(evidence: Evidence, places: Iterable[Place]) -> str:
+    """How long the tasks of these places train, in words: steps times sample rate, which is a public number of epochs."""
+    configs = (run.config or {} for place in places for run in evidence.cells.get(place, []))
+    found = sorted({round(float(config["steps"] * Fraction(config["sample_rate"]))) for config in configs if config.get("steps")})
+    return f"{' or '.join(map(str, found)) or 'no'} epoch{'' if found == [1] else 's'}"
 
 
 def tuning(evidence: Evidence, order: Sequence[str]) -> list[Table]:
@@ -88,7 +96,8 @@ def _grid(evidence: Evidence, order: Sequence[str], name: str, dataset: str, bud
             rows.append([m, *row, "—" if chosen is None else f"{chosen:g}{edge}"])
     if not rows:
         return None
-    at = f"at ε = {budget:g}, 50 epochs" if budget is not None else "at the paper's noise, σ = 1.1, 250 epochs"
+    long = epochs_of(evidence, (place for found in places.values() for place in found))
+    at = f"at ε = {budget:g}, {long}" if budget is not None else f"at the paper's noise, σ = 1.1, {long}"
     caption = (
         f"The whole grid of learning rates {at}: mean accuracy (%) on the tuning part of the {evidence.title(dataset)} training "
         "set over seeds of its own; best: of a whole row; edge: a rate outside the grid may be better. Each ε is one run's; what "

@@ -156,6 +156,7 @@ def protocol_table(results: Results) -> Table:
     """The public numbers of training by dataset, and the noise multiplier at each budget."""
     private = [budget for budget in results.budgets if budget.private and not budget.claimed]
     sigmas: dict[tuple[str, ...], dict[Budget, set[float]]] = defaultdict(lambda: defaultdict(set))
+    otherwise: dict[tuple[str, str], set[str]] = defaultdict(set)
     for run in results.runs:
         record = run.done
         if record is not None and run.budget.private:
@@ -164,6 +165,8 @@ def protocol_table(results: Results) -> Table:
             sigmas[key][run.budget]  # a protocol without a noise multiplier is one too
             if record["noise_multiplier"] is not None:
                 sigmas[key][run.budget].add(record["noise_multiplier"])
+            if words := _charged_otherwise(record):
+                otherwise[record["dataset"], record["mechanism"]].add(words)
     rows = [
         [*key, *(" / ".join(f"{sigma:.4f}" for sigma in sorted(by_budget[budget])) or "—" for budget in private)]
         for key, by_budget in sorted(sigmas.items(), key=lambda item: results.datasets.index(item[0][0]))
@@ -174,7 +177,22 @@ def protocol_table(results: Results) -> Table:
         "Protocol of the private runs: reference size N0, sample rate q, steps T, normalizer m0, clipping norm C, δ, "
         "and the noise multiplier σ (in units of C) at each target."
     )
+    for (dataset, mechanism), charges in otherwise.items():
+        several = "; or ".join(sorted(charges)) if len(charges) <= 4 else "what differs by run (`events` in the records)"
+        caption += f" {mechanism} on {dataset} is not charged T releases at q and σ, but {several}."
     return Table("protocol", caption, header, rows, stubs=2, blocks=True)
+
+
+def _charged_otherwise(record: dict[str, Any]) -> str | None:
+    """What a record was charged, in words, where that isn't T sampled Gaussians at its sample rate and noise multiplier."""
+    from dpsweep.privacy.accounting import event_from_json, in_words
+
+    if record["events"] is None or record["noise_multiplier"] is None:
+        return None
+    usual = {"event": "sampled_gaussian", "sample_rate": record["sample_rate"], "noise_multiplier": record["noise_multiplier"]}
+    if record["events"] == [[usual, record["steps"]]]:
+        return None
+    return in_words((event_from_json(event), count) for event, count in record["events"])
 
 
 def times_table(results: Results) -> Table:

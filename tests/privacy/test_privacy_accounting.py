@@ -202,6 +202,16 @@ def test_accounting_loads_neither_torch_nor_dp_accounting():
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
 
 
+def test_charges_in_words():
+    one, two = SampledGaussian(Q, 1.0), SampledGaussian(Q / 2, 4.0)
+    assert accounting.in_words([]) == "nothing"
+    assert accounting.in_words([(one, 7)]) == "7 sampled Gaussians at q = 1/200, sigma 1"
+    told = "7 sampled Gaussians at q = 1/200, sigma 1, and 3 at q = 1/400, sigma 4, and 2 times pure 0.5-DP, and 1 times a look"
+    assert accounting.in_words([(one, 7), (two, 3), (PureDP(0.5, "laplace"), 2), (Unbounded("a look"), 1)]) == told
+    many = [(SampledGaussian(Q, 1 + i), 2) for i in range(5)]
+    assert accounting.in_words(many) == "10 sampled Gaussians at q = 1/200, sigma from 1 to 5"
+
+
 def test_merged_noise_is_one_gaussian():
     assert merged_noise_multiplier([2.0]) == 2.0
     assert merged_noise_multiplier([2.0, 2.0]) == pytest.approx(math.sqrt(2))

@@ -128,6 +128,15 @@ def test_protocol_lists_the_public_numbers():
     assert table.rows == [["digits", "gaussian", "1257", "1/20", "600", "62", "1", "1e-05", "rdp", "2.0000", "1.1000"]]
 
 
+def test_protocol_tells_what_is_charged_other_than_t_releases_at_q_and_sigma():
+    usual = {"event": "sampled_gaussian", "sample_rate": "1/20", "noise_multiplier": 1.1}
+    made = task(mechanism="gaussian", epsilon=1.0)
+    words = "gaussian on digits is not charged T releases at q and σ, but 1200 sampled Gaussians at q = 1/20, sigma 1.1."
+    for count, told in ((600, ""), (1200, words)):
+        caption = tables.protocol_table(join([made], [record(made, events=[[usual, count]])])).caption
+        assert caption.endswith(told) and ("not charged" in caption) == bool(told)
+
+
 def test_several_versions_are_pointed_out():
     records = three()
     records[0]["versions"] = {"torch": "2.7"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpsweep.report import beside, stats
 from dpsweep.report.beside import Line
-from dpsweep.report.fo_fair import fair, named, places_of, tuning
+from dpsweep.report.fo_fair import epochs_of, fair, named, places_of, tuning
 from dpsweep.report.fo_methods import BETA, FAIR, FIXED, FO, RATE, RUNTIME, SGD, SIGMA, TUNING, locate, method, parts, variant
 from dpsweep.report.load import METRICS, SECONDS, Metric
 from dpsweep.report.markup import Footnotes, Table
@@ -123,11 +123,12 @@ _FIGURE4, _FIGURE8, _ALPHA = _fixed(DEPTHS), _fixed(DESIGNS), _fixed(ALPHAS)
 
 
 def table1(evidence: Evidence) -> list[Table]:
+    places = _timed(evidence)
     caption = (
-        "Table 1. Seconds of 250 epochs on CIFAR-10, runs alone on the machine only, looks at the test set not counted; the "
-        "published ones are from another machine."
+        f"Table 1. Seconds of {epochs_of(evidence, places)} on {_where(evidence, places)}, runs alone on the machine only, looks "
+        "at the test set not counted; the published ones are from another machine."
     )
-    lines = [Line((place.model, f"{parts(place)['lr']:g}"), ((place, "seconds"),)) for place in _timed(evidence)]
+    lines = [Line((place.model, f"{parts(place)['lr']:g}"), ((place, "seconds"),)) for place in places]
     return [beside.table(evidence, "table1", caption, ["Method", "lr"], [""], lines)]
 
 
@@ -151,11 +152,10 @@ def table2(evidence: Evidence) -> list[Table]:
 def table3(evidence: Evidence) -> list[Table]:
     places = _fixed(METHODS, rate=None)(evidence)
     lines = [Line((place.model, f"{parts(place)['lr']:g}"), ((place, "accuracy"),)) for place in places]
-    where = " and ".join(dict.fromkeys(evidence.title(place.dataset) for place in places))
     caption = (
-        f"Table 3. Final test accuracy (%) on {where} at σ = 1.1, mean ± sample SD over seeds. The paper states FO-DP-SGD's "
-        "learning rate, 0.8; what it used for the baselines it does not say, so their numbers stand beside each of ours. The "
-        "methods spend different ε: see the next table."
+        f"Table 3. Final test accuracy (%) on {_where(evidence, places)} {_at_noise(places)}, {epochs_of(evidence, places)}, "
+        "mean ± sample SD over seeds. The paper states FO-DP-SGD's learning rate, 0.8; what it used for the baselines it doesn't "
+        "say, so their numbers stand beside each of ours. The methods spend different ε: see the next table."
     )
     metric, rows = NAMES["accuracy"], []
     printed = {_named_in(row): _interval(row) for row in published_rows("fo_dp_sgd.csv")}
@@ -209,6 +209,15 @@ def _lines(places: Iterable[Place], told: Callable[[Place], str] = lambda place:
     return {told(place): place for place in places}
 
 
+def _where(evidence: Evidence, places: Iterable[Place]) -> str:
+    return " and ".join(dict.fromkeys(evidence.title(place.dataset) for place in places))
+
+
+def _at_noise(places: Iterable[Place]) -> str:
+    falling = any(place.model == "DP-AdamW scheduled" for place in places)
+    return "at σ = 1.1" + " (DP-AdamW scheduled: from 1.1 to half of it)" * falling
+
+
 def _by_dataset(evidence: Evidence, places: Sequence[Place]) -> dict[str, list[Place]]:
     return {evidence.title(d): [p for p in places if p.dataset == d] for d in dict.fromkeys(p.dataset for p in places)}
 
@@ -228,11 +237,12 @@ _BANDS = "Means over seeds; bands: sample SD."
 
 def draw1(evidence: Evidence, folder: Path) -> list[Picture]:
     pictures = []
-    for tuned, stem, rates in ((False, "figure1", "the paper's learning rate 0.8 (Adam-like ones: tuned)"),
-                               (True, "figure1_tuned", "the learning rate tuned for it")):  # fmt: skip
+    for tuned, stem, rates in ((False, "figure1", "the paper's learning rate 0.8 (Adam-like ones: the table's)"),
+                               (True, "figure1_tuned", "the table's other learning rate (how chosen: Privacy)")):  # fmt: skip
         places = _tuned(_FIGURE1(evidence), tuned)
         panels = [(title, "epoch", "accuracy", _lines(found)) for title, found in _by_dataset(evidence, places).items()]
-        caption = f"Figure 1. Test accuracy by epoch at σ = 1.1, each method at {rates}. {_BANDS} The methods spend different ε."
+        at, spend = _at_noise(places), "The methods spend different ε."
+        caption = f"Figure 1. Test accuracy by epoch {at}, each method at {rates}. {_BANDS} {spend}"
         pictures += _draw(evidence, folder, stem, "Test accuracy by epoch, one line a method", caption, panels)
     return pictures
 
@@ -251,7 +261,7 @@ def _beta(place: Place) -> str:
 def draw3(evidence: Evidence, folder: Path) -> list[Picture]:
     lines = _lines(_FIGURE3(evidence), _beta)
     panels = [("Accuracy", "epoch", "accuracy", lines), ("Spent ε", "epoch", "epsilon", lines)]
-    where = " and ".join(dict.fromkeys(evidence.title(place.dataset) for place in lines.values()))
+    where = _where(evidence, lines.values())
     caption = f"Figure 3. Test accuracy and spent ε by epoch on {where}, by β, σ = 1.1. {_BANDS}"
     return _draw(evidence, folder, "figure3", "Accuracy and spent epsilon by epoch, one line a beta", caption, panels)
 
@@ -288,7 +298,8 @@ def draw_fair(evidence: Evidence, folder: Path) -> list[Picture]:
 
     pictures = []
     for budget in evidence.budgets(FAIR):
-        caption = f"Every method at the same proved ε = {budget:g}: mean test accuracy and sample SD over seeds, 50 epochs."
+        long = epochs_of(evidence, (place for place in evidence.cells if (place.stage, place.epsilon) == (FAIR, budget)))
+        caption = f"Every method at the same proved ε = {budget:g}: mean test accuracy and sample SD over seeds, {long}."
         stem, names = f"fair_eps{budget:g}", named(evidence, FAIR, FAIRLY)
         pictures += paper_figures.bars(evidence, folder, stem, FAIR, names, budget, "accuracy", caption)
     return pictures
@@ -322,11 +333,11 @@ PAPER = Paper(
         Item("figure4", _needs(DEPTHS), _figure(4, "by memory depth K", _FIGURE4),
              _one(4, _FIGURE4, "epoch", "by memory depth K, σ = 1.1")),
         Item("figure5", _needs((*INSERTED, MOMENTUM), sigmas=(SIGMA, SIGMA / BETA)),
-             _figure(5, "memory inside the query and after it; at σ/β what is equal to it", _insertion, noise=True),
-             _one(5, _insertion, "epsilon", "memory inside the query and after it, σ = 1.1 and, what equals it, σ/β")),
+             _figure(5, "memory inside the query and after it; at σ/β what spends the same", _insertion, noise=True),
+             _one(5, _insertion, "epsilon", "memory inside the query and after it, σ = 1.1 and, spending the same, σ/β")),
         Item("figure6", _needs((*INSERTED, MOMENTUM), sigmas=(SIGMA, SIGMA / BETA)),
              lambda _: [],  # its numbers are those of Figure 5
-             _one(6, _insertion, "epoch", "memory inside the query and after it, σ = 1.1 and, what equals it, σ/β")),
+             _one(6, _insertion, "epoch", "memory inside the query and after it, σ = 1.1 and, spending the same, σ/β")),
         Item("table1", _TIMED, table1),
         Item("table2", _TIMED, table2),
         Item("figure7", _needs(CLIPPED, sigmas=(1.5, 2.0)),
