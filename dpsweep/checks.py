@@ -178,6 +178,11 @@ def check_pairs(values: dict[str, Any], explicit: frozenset[str]) -> None:
             "without noise, and the dataset is not marked public. Leave diagnostics out, or set dataset.public=true if "
             "everyone may know its records"
         )
+    subset = dataset["kind"] == "image" and values["split"] in ("subset", "subset_tuning")
+    if subset and "dataset.reference_size" not in explicit:
+        from dpsweep.datasets.base import SUBSET_TRAIN
+
+        dataset["reference_size"] = min(dataset["reference_size"], SUBSET_TRAIN)  # N0 of the whole would make m0 far too large
     given = (values["sample_rate"] is not None, values["steps"] is not None)
     if any(given) and not all(given):
         key, other = ("sample_rate", "steps") if given[0] else ("steps", "sample_rate")
