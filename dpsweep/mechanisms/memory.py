@@ -129,10 +129,10 @@ class ReleaseFilter:
             return release.mul_(self.beta)
         rows: torch.Tensor = state["rows"]
         t, newest = state["t"], release.clone() if self.history == "raw" else release
-        by_row = [0.0] * len(rows)
+        by_row = [0.0] * self.slots
         for lag, weight in enumerate(self.weights(state), 1):
             by_row[(t - lag) % self.slots] = weight * (1 - self.beta)  # what was remembered at t is in row t modulo the slots
-        release.addmv_(rows.t(), rows.new_tensor(by_row), beta=self.beta)
+        release.addmv_(rows[: self.slots].t(), rows.new_tensor(by_row), beta=self.beta)
         rows[t % self.slots].copy_(newest)
         if self.tempered:
             self._follow(state, rows.mv(newest).tolist())

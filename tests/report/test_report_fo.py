@@ -189,12 +189,12 @@ def test_a_rate_of_the_grid_says_how_it_was_chosen():
         place = locate(made["config"])
         if place.stage == TUNING:
             grid[place.model].add(parts(place)["lr"])
-    for made in (*fo_tasks("suite=fo_fair"), *fo_tasks("suite=fo_accuracy")):
+    for made in [made for name in ("fair", "accuracy", "clipping", "runtime") for made in fo_tasks(f"suite=fo_{name}")]:
         place, optimizer = locate(made["config"]), made["config"].get("optimizer") or made["config"]["mechanism"]
         if place.stage != TUNING:
             assert optimizer["lr"] in grid[place.model]
-        if place.stage == FAIR or (place.stage == FIXED and optimizer["lr"] != 0.8):
-            assert re.search("best mean accuracy on the tuning part.* fo_tuning|fo_tuning; not tuned yet", made["selection"])
+        if place.stage == FAIR or (place.stage in (FIXED, RUNTIME) and optimizer["lr"] != 0.8):
+            assert re.search("best mean accuracy on the tuning part.* fo_tuning|fo_tuning; not tuned", made["selection"])
 
 
 def test_noise_is_a_column_for_missing_tasks_too():
