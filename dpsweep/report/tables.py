@@ -235,7 +235,9 @@ def environment_table(results: Results) -> Table:
                 values[key.replace("_", " ")][str(record[key])] += 1
         official = {True: "official", False: "NOT the official files", None: "no official files exist to compare with"}
         fingerprint = (record["data_fingerprint"] or "")[:12] or "no fingerprint (the data is not public)"
-        values[f"data of {record['dataset']}"][f"{fingerprint}, {official[record['data_official']]}"] += 1
+        split = (record["config"] or {}).get("split", "dp_rvfl")  # each has records of its own, and so a fingerprint
+        data = f"data of {record['dataset']}" + (f", split {split}" if split != "dp_rvfl" else "")
+        values[data][f"{fingerprint}, {official[record['data_official']]}"] += 1
     rows = [
         [what, "; ".join(f"{value} ({count})" if len(counts) > 1 else value for value, count in counts.most_common()),
          "differs between records" if len(counts) > 1 else ""]

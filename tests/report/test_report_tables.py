@@ -150,6 +150,12 @@ def test_data_that_is_not_official_is_pointed_out():
     assert ["data of digits", "0f0f0f0f0f0f, NOT the official files", ""] in table.rows
 
 
+def test_parts_of_one_dataset_are_no_difference():
+    records = [record(task(seed=42)), record(task(seed=43), config={"split": "subset"}, data_fingerprint="1f" * 32)]
+    rows = {row[0]: row[2] for row in tables.environment_table(join([], records)).rows}
+    assert rows["data of digits"] == rows["data of digits, split subset"] == ""
+
+
 def test_failed_and_missing_tasks_are_listed():
     records = [failed(task(seed=42), "OSError", "disk full"), record(task(seed=43))]
     results = join(grid(models=("rvfl",), budgets=(1.0,)), records)
