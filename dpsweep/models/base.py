@@ -35,13 +35,14 @@ class Stage:
     Attributes:
         key: equal keys mean equal functions, so that their results can be shared.
         width: of the result.
-        apply: from the previous step's result (n, some width), at first the flattened input, to this one's (n, width).
+        apply: from the previous step's result (n, some width), at first the flattened input, to this one's (n, width); with
+            ``out`` it is written there.
         beside: whether the result stands beside the previous one in the representation, or takes its place.
     """
 
     key: tuple[Any, ...]
     width: int
-    apply: Callable[[Tensor], Tensor]
+    apply: Callable[..., Tensor]
     beside: bool = False
 
 

@@ -67,10 +67,10 @@ class RandomFeatures(HeadModel):
             stages.append(Stage(("hidden", self._seed, width), width, self._expand, beside=self.direct_link))
         return stages
 
-    def _project(self, x: Tensor) -> Tensor:
+    def _project(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         assert self.projection is not None
-        return x @ self.projection
+        return torch.mm(x, self.projection, out=out)
 
-    def _expand(self, x: Tensor) -> Tensor:
+    def _expand(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         assert self.weight is not None and self.bias is not None
-        return torch.tanh(torch.addmm(self.bias, x, self.weight))
+        return torch.addmm(self.bias, x, self.weight, out=out).tanh_()

@@ -72,7 +72,7 @@ class FeatureCache:
         out = values.new_empty(len(values), stage.width)
         with torch.no_grad():
             for start in range(0, len(values), _ROWS):
-                out[start : start + _ROWS] = stage.apply(values[start : start + _ROWS])
+                stage.apply(values[start : start + _ROWS], out=out[start : start + _ROWS])
         return out
 
     def _bytes(self) -> int:
