@@ -94,8 +94,8 @@ def plan_of(values: dict[str, Any]) -> tuple[Mechanism, Schedule, Account, Plan]
     accountant = values["accountant"]["name"] if values["accountant"] else "rdp"
     account = Account(accountant, values["delta"] or 0.0)
     plan = mechanism.calibrate(schedule, target_of(values), account)
-    if values["noise_multiplier"] is not None and not plan.unbounded():
-        try:
+    if values["noise_multiplier"] is not None and accountant == "rdp" and not plan.unbounded():
+        try:  # RDP alone can refuse, at its largest order
             plan.epsilon(account)
         except AccountingError as error:
             raise UsageError(f"noise_multiplier={values['noise_multiplier']:g}: {error}") from error

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dpsweep.describe import charged
 from dpsweep.report import stats
 from dpsweep.report.guarantees import shortfall
 from dpsweep.report.load import Budget, Metric, Results, Row, Run
@@ -185,14 +186,10 @@ def protocol_table(results: Results) -> Table:
 
 def _charged_otherwise(record: dict[str, Any]) -> str | None:
     """What a record was charged, in words, where that isn't T sampled Gaussians at its sample rate and noise multiplier."""
-    from dpsweep.privacy.accounting import event_from_json, in_words
-
     if record["events"] is None or record["noise_multiplier"] is None:
         return None
     usual = {"event": "sampled_gaussian", "sample_rate": record["sample_rate"], "noise_multiplier": record["noise_multiplier"]}
-    if record["events"] == [[usual, record["steps"]]]:
-        return None
-    return in_words((event_from_json(event), count) for event, count in record["events"])
+    return None if record["events"] == [[usual, record["steps"]]] else charged(record["events"])
 
 
 def times_table(results: Results) -> Table:
